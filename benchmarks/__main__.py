@@ -8,6 +8,7 @@ from typing import Final
 
 NAMES: Final = (
     "service",
+    "workers",
     "tracker",
     "tracker_memory",
     "many_topics",

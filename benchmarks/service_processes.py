@@ -166,7 +166,7 @@ class CpuMeter:
         )
 
     def _now(self) -> tuple[float, float, float]:
-        service_s = _process_s(self._service_pid())
+        service_s = process_s(self._service_pid())
         # A client or service that has ended is counted with the children, a service that runs by its process id.
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return _busy_s(), sum(one.ru_utime + one.ru_stime for one in used) + service_s, service_s
@@ -180,14 +180,15 @@ def _busy_s() -> float:
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
-def _process_s(pid: int) -> float:
+def process_s(pid: int) -> float:
+    """Return the processor time of a process and of those that it has started and that run, in seconds."""
     stat = Path(f"/proc/{pid}/stat")
     if not stat.exists():
         return 0.0
     # The name, in brackets, may hold spaces.
     fields = stat.read_text().rpartition(")")[2].split()
     own_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return own_s + sum(map(_process_s, child_pids(pid)))
+    return own_s + sum(map(process_s, child_pids(pid)))
 
 
 def resident_mib(pid: int) -> float:

@@ -3,6 +3,7 @@
     python -m benchmarks spark                          10 million headers, local[2], local[1], and plain processes
     python -m benchmarks spark --millions 1 10 50       how it grows
     python -m benchmarks spark --cluster                a real master with two workers of one core on this machine too
+    python -m benchmarks spark --s3-runs 3              only these: one core next to two, with the index on versitygw
 
 Each figure is end to end: from the records of the ledgers to the index that a service would recover, published. Spark
 itself is started before. The headers are random delays within a day, 50,000 a ledger, 4 topics, 1,000 a commit.
@@ -15,7 +16,9 @@ Figures of November 2026, 2 cores (Intel Xeon, 2.5 GHz) with nothing beside; mil
         50 M                     1.77         1.72         2.05         2.05
 
 Runs differ by a third. One worker is nearly as fast as two, since the driver, which stores the buckets, has the other
-core. It is what two cores wait for: 13 to 18 ms a bucket. `results/spark.md` has more.
+core. It is what two cores wait for: 13 to 18 ms a bucket. `results/spark.md` has more. On S3 the tasks store: a run
+there tells the clock's seconds, and the processor time of the workers, the driver, Java, and versitygw, which has the
+same cores.
 """
 
 import argparse
@@ -30,9 +33,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -54,7 +58,8 @@ from postdate.pipeline.publishing.cursor_log import CursorLog
 from postdate.pipeline.publishing.publication import publish
 from postdate.pipeline.publishing.staging import StagingFolder, staging_root
 from postdate.pipeline.sources.session import any_session
-from postdate.pipeline.spark.tasks import attempt_name
+from postdate.pipeline.spark.job_output import StagedOutput
+from tests.helpers.storages.s3_servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, VersityServer
 
 NOW_MS = 1_700_000_000_000
 PER_LEDGER = 50_000
@@ -102,12 +107,25 @@ def _owner(owner_id: int) -> bytes:
 
 def on_spark(data: Path, spark: Any) -> dict[str, float]:
     """Rebuild on a session whose workers have started and imported what they need; seconds by stage."""
-    spark.sparkContext.parallelize(range(8), 8).map(_warm).collect()
-    return _timed(lambda on_stage: rebuild_log(spark, str(data), rules=RULES, on_stage=on_stage))
+    warm_up(spark)
+    return _rebuilt(data, spark)
 
 
-def _warm(_number: int) -> float:
+def warm_up(spark: Any, modules: Sequence[str] = ()) -> None:
+    """Start the workers, and let them import what this module does and what is named."""
+    spark.sparkContext.parallelize(range(8), 8).map(partial(_warm, modules=modules)).collect()
+
+
+def _rebuilt(data: Path, spark: Any, index: str | None = None) -> dict[str, float]:
+    return _timed(
+        lambda on_stage: rebuild_log(spark, str(data), index, rules=RULES, cursor_log=str(data), on_stage=on_stage)
+    )
+
+
+def _warm(_number: int, modules: Sequence[str]) -> float:
     """Imported with this module, as in the processes of the pool; and long enough that each worker gets one."""
+    for module in modules:
+        import_module(module)
     time.sleep(0.3)
     return RULES.step_ms
 
@@ -133,7 +151,7 @@ def _rebuild_in(pool: Any, processes: int, data: Path, on_stage: Callable[[str, 
         counts = [count for of_task in counted for count in of_task.counts]
         on_stage("build", 0)
         planned = plan_tasks(counts, acknowledged, RULES, cores=processes)
-        build = partial(_build_alone, location=location, job=job, rules=RULES, staging=staging.path)
+        build = partial(_build_alone, location=location, job=job, rules=RULES, output=StagedOutput(staging.path))
         staged = _as_they_come(pool.imap_unordered(build, planned))
         runner.run(publish(staged, storage, cursors, replaced=acknowledged))
         runner.run(storage.close())
@@ -147,10 +165,9 @@ async def _as_they_come(results: Iterator[Any]) -> AsyncIterator[Any]:
 
 def _build_alone(task: Any, **arguments: Any) -> Any:
     """A file of its own for each task, as no Spark numbers them here."""
-    assert attempt_name() == "local"
-    folder = arguments["staging"] / uuid4().hex
+    folder = arguments["output"].folder / uuid4().hex
     folder.mkdir()
-    return _build(task, **{**arguments, "staging": folder})
+    return _build(task, **{**arguments, "output": StagedOutput(folder)})
 
 
 def _timed(work: Callable[[Callable[[str, int], None]], object]) -> dict[str, float]:
@@ -161,6 +178,46 @@ def _timed(work: Callable[[Callable[[str, int], None]], object]) -> dict[str, fl
     times = [*(at for _, at in marks), end]
     stages = {name: times[k + 1] - times[k] for k, (name, _) in enumerate(marks)}
     return {**{name: round(seconds, 2) for name, seconds in stages.items()}, "total": round(end - start, 2)}
+
+
+def on_s3(log: Path, folder: Path, messages: int, runs: int) -> Iterator[dict[str, Any]]:
+    """Rebuild an index on versitygw with one core and with two, in turns; each run has a prefix of its own."""
+    os.environ |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY}
+    server = VersityServer(folder / "s3")
+    place = f"?endpoint={server.endpoint}&region=us-east-1&path_style=true"
+    try:
+        for _ in range(runs):
+            for master in ("local[1]", "local[2]"):
+                spark = any_session(master)
+                index = f"s3://{BUCKET}/{uuid4().hex}{place}"
+                data = _fresh(log, folder / "data")
+                warm_up(spark, ["snapshot_storage.s3.snapshots"])
+                before = _processor_seconds()
+                seconds = _rebuilt(data, spark, index)
+                used = {name: round(value - before.get(name, 0), 2) for name, value in _processor_seconds().items()}
+                yield _report(f"S3, {master}", messages, seconds) | {"processor_seconds": used}
+                print(" " * 31 + "processor seconds: " + ", ".join(f"{k} {v:.2f}" for k, v in used.items()), flush=True)
+                spark.stop()
+    finally:
+        server.stop()
+
+
+def _processor_seconds() -> dict[str, float]:
+    """What this process and its descendants have used so far, by what they are."""
+    stats = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            head, _, tail = path.read_text().rpartition(")")
+            stats[int(path.parent.name)] = (head.partition("(")[2], tail.split())
+    used: dict[str, float] = {}
+    for pid, (name, fields) in stats.items():
+        ancestor = pid
+        while ancestor in stats and ancestor != os.getpid():
+            ancestor = int(stats[ancestor][1][1])
+        if ancestor == os.getpid():
+            kind = "driver" if pid == ancestor else name if name in ("java", "versitygw") else "workers"
+            used[kind] = used.get(kind, 0) + sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return used
 
 
 @contextmanager
@@ -217,21 +274,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--millions", type=int, nargs="+", default=[10])
     parser.add_argument("--cluster", action="store_true")
+    parser.add_argument("--s3-runs", type=int, default=0, metavar="RUNS")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} from others at the start", flush=True)
     results = []
     with tempfile.TemporaryDirectory(prefix="spark-bench-") as temporary:
         for millions in arguments.millions:
-            results += _measure(Path(temporary), millions * 1_000_000, with_cluster=arguments.cluster)
+            messages = millions * 1_000_000
+            if arguments.s3_runs:
+                log = _written(Path(temporary), messages)
+                results += on_s3(log, Path(temporary), messages, arguments.s3_runs)
+            else:
+                results += _measure(Path(temporary), messages, with_cluster=arguments.cluster)
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def _measure(folder: Path, messages: int, *, with_cluster: bool) -> Iterator[dict[str, Any]]:
+def _written(folder: Path, messages: int) -> Path:
     log = folder / "log"
     shutil.rmtree(log, ignore_errors=True)
     write_log(log, messages)
+    return log
+
+
+def _measure(folder: Path, messages: int, *, with_cluster: bool) -> Iterator[dict[str, Any]]:
+    log = _written(folder, messages)
     yield _report("2 plain processes", messages, in_processes(_fresh(log, folder / "data"), 2))
     for master in ("local[2]", "local[1]"):
         spark = any_session(master)

@@ -69,6 +69,7 @@ class Dispatcher:
         new_tracker: Makes the tracker, given what to call when something is available; None where nothing is delayed.
         config: Limits and waits.
         now_ms: The clock.
+        may_deliver: Asked before each turn of delivery; while it says no, what is due waits.
         defers_tracker: Whether the tracker is made when the first entry is delayed.
     """
 
@@ -82,6 +83,7 @@ class Dispatcher:
         config: DispatcherConfig,
         now_ms: Clock,
         *,
+        may_deliver: Callable[[], bool] = lambda: True,
         defers_tracker: bool = False,
     ) -> None:
         self.subscription_type = subscription_type
@@ -90,6 +92,7 @@ class Dispatcher:
         self._cursor = cursor
         self._config = config
         self._now_ms = now_ms
+        self._may_deliver = may_deliver
         self._reader = Reader(
             core,
             log,
@@ -236,6 +239,7 @@ class Dispatcher:
                 self.core,
                 self._log,
                 self._config,
+                self._may_deliver,
                 self._on_refused,
                 self._on_missing,
                 self._on_damage,

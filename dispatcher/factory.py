@@ -36,6 +36,7 @@ def make_dispatcher(
     topic_name: str,
     tick_time_ms: int | None = None,
     delays_through: Position = AFTER_EVERYTHING,
+    may_deliver: Callable[[], bool] = lambda: True,
 ) -> Dispatcher:
     """Return an open dispatcher; must be called on the event loop.
 
@@ -49,6 +50,7 @@ def make_dispatcher(
         topic_name: The full name; Failover chooses by it, and snapshots carry it.
         tick_time_ms: The topic's own tick of the tracker, if it has one.
         delays_through: The last position of which delivery times are heeded; see `Dispatcher.heed_delays`.
+        may_deliver: Asked before each turn of delivery; while it says no, what is due waits.
     """
     is_many = subscription_type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
     has_delays = is_many and tracker_factory is not None
@@ -79,6 +81,7 @@ def make_dispatcher(
         new_tracker if has_delays else None,
         config,
         now_ms,
+        may_deliver=may_deliver,
         defers_tracker=factory is not None and _has_backlog(log, cursor) and factory.can_defer(cursor),
     )
     dispatcher.open()

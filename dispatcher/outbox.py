@@ -39,6 +39,9 @@ ASKED_AGAIN_AFTER_S: Final = 1.0
 """A connection that takes bytes again tells each of its consumers; it is asked after so long all the same. Every 10 ms,
 as Pulsar does, a thousand consumers that wait for one client would take a core."""
 
+ALLOWED_AGAIN_AFTER_S: Final = 0.1
+"""How long it waits where deliveries are not allowed, before it asks again."""
+
 
 class Outbox:
     """The way of one consumer's entries from the decision to the connection.
@@ -49,6 +52,7 @@ class Outbox:
         core: Says whether an entry is still the consumer's own.
         log: Where payloads are.
         config: Limits and waits.
+        may_deliver: Whether messages may be sent now; asked before each read, and before each write.
         on_refused: Told of entries that are not written, so their permits go back.
         on_missing: Told of positions that the log no longer has.
         on_damage: Told of damaged entries, and puts them aside.
@@ -64,6 +68,7 @@ class Outbox:
         "_is_closed",
         "_items",
         "_log",
+        "_may_deliver",
         "_on_damage",
         "_on_defect",
         "_on_missing",
@@ -83,6 +88,7 @@ class Outbox:
         core: SubscriptionCore,
         log: Log,
         config: DispatcherConfig,
+        may_deliver: Callable[[], bool],
         on_refused: Callable[[ConsumerState, list[Item]], None],
         on_missing: Callable[[list[Key]], None],
         on_damage: Callable[[EntriesDamagedError], None],
@@ -94,6 +100,7 @@ class Outbox:
         self._core = core
         self._log = log
         self._config = config
+        self._may_deliver = may_deliver
         self._on_refused = on_refused
         self._on_missing = on_missing
         self._on_damage = on_damage
@@ -164,6 +171,7 @@ class Outbox:
         )
         try:
             while len(self):
+                await self._until_allowed()
                 await self._until_writable()
                 if self._unread and self._now_s() >= self._again_s:
                     self._items, self._unread = deque([*self._unread, *self._items]), []
@@ -196,6 +204,10 @@ class Outbox:
         while not self.handle.is_writable and len(self):
             await self._until_woken(ASKED_AGAIN_AFTER_S)
 
+    async def _until_allowed(self) -> None:
+        while len(self) and not self._may_deliver():
+            await self._until_woken(ALLOWED_AGAIN_AFTER_S)
+
     async def _until_woken(self, seconds: float) -> None:
         self._woken = asyncio.Event()
         with suppress(TimeoutError):
@@ -227,7 +239,8 @@ class Outbox:
                 self._set_apart(batch)
             return failure
         else:
-            if drops == self._drops:
+            # The read may have taken long, as in a process that was stopped meanwhile: it is repeated.
+            if drops == self._drops and self._may_deliver():
                 self._write(batch, payloads)
         finally:
             self.handle.end_read(size)

@@ -3,7 +3,7 @@
 Start at `ledger_store.LedgerStore`, which opens topics (`managed_ledger.py`). The sub-rooms, of which each may import
 those below it:
 
-- `objects`: checkpoints as objects in a folder or on S3, for backups.
+- `objects`: checkpoints as objects in a folder or on S3, for backups, of one bundle or all of them.
 - `repair`: verifies a damaged log and writes what is whole of it to a new one.
 - `cursors`: the acknowledgements of subscriptions, and their records.
 - `writing`: appends, and the group commit of all topics.

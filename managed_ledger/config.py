@@ -51,6 +51,13 @@ class ManagedLedgerConfig:
     250. With thousands of topics a synced write for so many is shared by enough of them. Default 32.
     """
 
+    synced_interval_ms: int = 0
+    """The least time between the beginnings of two synced rounds of the group commit; those between wait together.
+
+    Above 0, what need not be synced waits for a round that is, a second at most, and a round is cut at 16 MiB: for a
+    log on object storage, where each round is a request that costs money. Default 0: none.
+    """
+
     compact_bytes_min: int = 256 * 2**20
     """Once this much payload was trimmed, its range is compacted, which gives the space back.
 
@@ -65,7 +72,9 @@ class ManagedLedgerConfig:
             ("cache_bytes_max", 0),
             ("write_buffer_bytes", 2**16),
             ("ack_flush_interval_ms", 0),
+            ("synced_interval_ms", 0),
             ("round_participants_max", 1),
+            ("synced_interval_ms", 0),
             ("compact_bytes_min", 1),
         ):
             value = getattr(self, name)

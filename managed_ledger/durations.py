@@ -28,3 +28,9 @@ class DurationHistogram:
         self.counts[bisect_left(self._bounds_s, seconds)] += 1
         self.sum_s += seconds
         self.longest_s = max(self.longest_s, seconds)
+
+    def add(self, other: "DurationHistogram") -> None:
+        """Add what another one of the same bounds has counted."""
+        self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
+        self.sum_s += other.sum_s
+        self.longest_s = max(self.longest_s, other.longest_s)

@@ -51,6 +51,10 @@ class BackupTakenError(BackupError):
     """Another backup to the same place is under way, or has been made meanwhile."""
 
 
+class BundlesError(LedgerError):
+    """The bundles of a data folder cannot be changed so, or a command needs to know which one is meant."""
+
+
 class UnreadEntriesError(LedgerError):
     """Entries that were asked for and not read."""
 
@@ -70,6 +74,14 @@ class EntriesUnreadableError(UnreadEntriesError, StoreUnavailableError):
 
 class LedgerWriteError(LedgerError):
     """A write did not become durable; the positions it was for will never be readable."""
+
+
+class LogFencedError(LedgerWriteError):
+    """The log belongs to another owner, or is being given up; what was under way may be durable all the same.
+
+    A call that waited for a commit gets `LedgerWriteError` with this as its cause: its answer is not known, where other
+    failures say that nothing was stored.
+    """
 
 
 class AppendRefusedError(LedgerError):

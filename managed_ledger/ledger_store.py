@@ -71,6 +71,7 @@ class LedgerStore:
             database,
             stamp=self._put_counters,
             participants_max=config.round_participants_max,
+            synced_interval_s=config.synced_interval_ms / 1000,
             executor=new_executor(1, "ledger-commit"),
         )
         self._database = database

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -144,11 +145,24 @@ def _table(counted: Counter[str]) -> str:
     return "\n".join(f"{seconds:8.2f} s  {name}" for name, seconds in counted.most_common())
 
 
-@pytest.fixture(autouse=True)
-def _restored_logging() -> Iterator[None]:
-    """Keep what a command sets up for its process from the next test, where a test ran it in its own."""
+@contextmanager
+def _restoring_logging() -> Iterator[None]:
+    """Keep what a command sets up for its process from what follows, where a test ran it in its own."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    with _restoring_logging():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _restored_logging_of_a_module() -> Iterator[None]:
+    """As a fixture of a module can run a command."""
+    with _restoring_logging():
+        yield

@@ -97,14 +97,18 @@ class ReopeningDatabase:
 
     def write(self, batch: StoreBatch, *, sync: bool) -> None:
         """Apply a batch once; with `sync` it is on disk on return."""
+        self._check_writable(batch.size_bytes)
+        with self._damage_noted():
+            self._opened().write(batch, sync=sync)
+
+    def _check_writable(self, batch_bytes: int) -> None:
+        """Refuse what cannot be written now, before anything has changed."""
         self._check_place()
-        if batch.size_bytes > SMALL_COMMIT_BYTES:
-            self._check_room(batch.size_bytes)
+        if batch_bytes > SMALL_COMMIT_BYTES:
+            self._check_room(batch_bytes)
         if self._opened().has_failed_behind:
             # It would refuse this.
             self._mend_behind()
-        with self._damage_noted():
-            self._opened().write(batch, sync=sync)
 
     def mark_synced(self) -> None:
         """Write down how far the last synced write came, so that its loss is noticed; called in the thread that writes.

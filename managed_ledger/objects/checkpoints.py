@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,7 +23,7 @@ from uuid import uuid4
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.errors import BackupError, BackupTakenError
 from managed_ledger.objects.manifest import MANIFEST, TABLES, Manifest, TableObject, epoch_of, table_name
-from managed_ledger.objects.object_store import ObjectStore
+from managed_ledger.objects.object_store import ObjectStore, ReadObjects
 from managed_ledger.rocksdb_store.files import IDENTITY_FILE, RESTORED_ID_FILE, sync_folder
 
 logger = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ def store_checkpoint(
     if found is None and next(iter(objects.names("")), None) is not None:
         raise BackupError(f"{objects} has other files than a backup's: name an empty place, or one that is not there")
     before = Manifest() if found is None else Manifest.decode(found[0], str(objects))
-    log = (folder / IDENTITY_FILE).read_text().strip()
+    log = _log_of(folder)
     if before.log not in ("", log) and not replaces_other:
         raise BackupError(
             f"{objects} has the backup of another log, or of the one that this log was restored from, which would be "
@@ -97,7 +96,7 @@ def store_checkpoint(
             raise BackupError("The backup is given up, as the service stops; the one before is valid")
         name = table_name(claim.epoch, file.name)
         objects.put_file(name, file)
-        return TableObject(name, file.stat().st_size, _sha256(file), _end_sha256(file))
+        return TableObject(name, file.stat().st_size, digest_of(file), digest_of_end(file))
 
     room_bytes = objects.room_bytes()
     if room_bytes is not None and room_bytes < new_bytes:
@@ -105,7 +104,7 @@ def store_checkpoint(
         raise BackupError(f"{objects} has no room: {had}")
     on_bytes(0, new_bytes)
     try:
-        for file, table in zip(new, _at_once(put, new), strict=True):
+        for file, table in zip(new, at_once(put, new), strict=True):
             tables[file.name] = table
             stored_bytes += table.size_bytes
             on_bytes(stored_bytes, new_bytes)
@@ -113,20 +112,26 @@ def store_checkpoint(
         # Not after the last change of the manifest: one that fails may have been carried out.
         _delete_unnamed(objects, claim)
         raise
-    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix not in _OBJECTS}
-    made = replace(claim, log=log, made_at_ms=made_at_ms, tables=tables, files=files)
+    made = replace(claim, log=log, made_at_ms=made_at_ms, tables=tables, files=_small_files_of(folder))
     _changed(objects, made, tag)
     _delete_unnamed(objects, made)
     return StoredCheckpoint(made, len(new), new_bytes)
 
 
-def fetch_checkpoint(objects: ObjectStore, folder: Path, *, on_bytes: OnBytes) -> Manifest:
+def fetch_checkpoint(
+    objects: ReadObjects,
+    folder: Path,
+    *,
+    on_bytes: OnBytes,
+    complete: Callable[[Path], None] = lambda _log: None,
+) -> Manifest:
     """Make the folder of a log of a checkpoint, and check every byte of it; the folder is there then, or is not.
 
     Args:
         objects: The place.
-        folder: The folder, which is not there. What a call that was cut off has left beside it is removed.
+        folder: The folder, which is not there. Whole files that a call that was cut off has left beside it are kept.
         on_bytes: Told of the progress.
+        complete: Called with the log before the folder is there, to add what is not in the checkpoint.
 
     Raises:
         BackupError: There is no whole checkpoint, or it is damaged.
@@ -140,12 +145,17 @@ def fetch_checkpoint(objects: ObjectStore, folder: Path, *, on_bytes: OnBytes) -
     if not manifest.files:
         raise BackupError(f"No backup in {objects} has come to its end")
     beside = restoring_folder(folder)
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    beside.mkdir(parents=True, exist_ok=True)
+    for file in beside.iterdir():
+        if file.name not in manifest.tables:
+            file.unlink()
     fetched_bytes = 0
 
     def fetch(name: str) -> int:
         table, file = manifest.tables[name], beside / name
+        # A call that was cut off has left it, whole or not.
+        if file.exists() and file.stat().st_size == table.size_bytes and digest_of(file) == table.sha256:
+            return table.size_bytes
         if not objects.fetch_file(table.name, file):
             if objects.read(MANIFEST) != found:
                 raise BackupError(f"The backup in {objects} was replaced meanwhile: repeat it")
@@ -153,12 +163,12 @@ def fetch_checkpoint(objects: ObjectStore, folder: Path, *, on_bytes: OnBytes) -
         if (size_bytes := file.stat().st_size) != table.size_bytes:
             fault = f"{table.name} ({name}) has {size_bytes} bytes, and had {table.size_bytes}"
             raise BackupError(f"The backup in {objects} is damaged: {fault}")
-        if _sha256(file) != table.sha256:
+        if digest_of(file) != table.sha256:
             raise BackupError(f"The backup in {objects} is damaged: {table.name} ({name}) is not what was written")
         return size_bytes
 
     on_bytes(0, manifest.size_bytes)
-    for size_bytes in _at_once(fetch, manifest.tables):
+    for size_bytes in at_once(fetch, manifest.tables):
         fetched_bytes += size_bytes
         on_bytes(fetched_bytes, manifest.size_bytes)
     for name, data in manifest.files.items():
@@ -166,6 +176,7 @@ def fetch_checkpoint(objects: ObjectStore, folder: Path, *, on_bytes: OnBytes) -
     # So that it does not replace the backup of the log that it is a copy of, which may live on.
     (beside / RESTORED_ID_FILE).write_text(str(uuid4()))
     RocksDatabase.open_read_only(beside).release()
+    complete(beside)
     for file in beside.iterdir():
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -173,6 +184,21 @@ def fetch_checkpoint(objects: ObjectStore, folder: Path, *, on_bytes: OnBytes) -
     beside.rename(folder)
     sync_folder(folder.parent)
     return manifest
+
+
+def manifest_of(folder: Path, *, made_at_ms: int) -> Manifest:
+    """Return the manifest that a checkpoint in a folder would have as objects.
+
+    Args:
+        folder: The checkpoint, as `RocksDatabase.checkpoint` makes it.
+        made_at_ms: When it was made.
+    """
+    tables = {
+        file.name: TableObject(table_name(1, file.name), file.stat().st_size, digest_of(file), digest_of_end(file))
+        for file in sorted(folder.iterdir())
+        if file.suffix in _OBJECTS
+    }
+    return Manifest(epoch=1, log=_log_of(folder), made_at_ms=made_at_ms, tables=tables, files=_small_files_of(folder))
 
 
 def restoring_folder(folder: Path) -> Path:
@@ -187,6 +213,14 @@ def _changed(objects: ObjectStore, manifest: Manifest, tag: str | None) -> str:
     return new_tag
 
 
+def _log_of(folder: Path) -> str:
+    return (folder / IDENTITY_FILE).read_text().strip()
+
+
+def _small_files_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix not in _OBJECTS}
+
+
 def _compared(folder: Path, claim: Manifest) -> tuple[dict[str, TableObject], list[Path]]:
     """Return the objects of files that are stored already, and the other files."""
     tables: dict[str, TableObject] = {}
@@ -194,20 +228,21 @@ def _compared(folder: Path, claim: Manifest) -> tuple[dict[str, TableObject], li
     for file in sorted(folder.iterdir()):
         known = claim.tables.get(file.name)
         # A write-ahead log grows, and its end says nothing about the rest.
-        if known is not None and file.suffix == ".sst" and _is_end_of(file, known):
+        if known is not None and file.suffix == ".sst" and is_same_table(file, known):
             tables[file.name] = known
         elif file.suffix in _OBJECTS:
             new.append(file)
     return tables, new
 
 
-def _is_end_of(file: Path, known: TableObject) -> bool:
-    return (known.size_bytes, known.end_sha256) == (file.stat().st_size, _end_sha256(file))
+def is_same_table(file: Path, known: TableObject) -> bool:
+    """Whether a table, which never changes once it is written, is the one that was stored."""
+    return (known.size_bytes, known.end_sha256) == (file.stat().st_size, digest_of_end(file))
 
 
-def _at_once(work: Callable[[Thing], Result], things: Iterable[Thing]) -> Iterator[Result]:
+def at_once(work: Callable[[Thing], Result], things: Iterable[Thing]) -> Iterator[Result]:
     """Give the results of work that is done in a few threads; after a failure nothing more is begun."""
-    pool = ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="backup")
+    pool = ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="objects")
     try:
         yield from pool.map(work, things)
     finally:
@@ -228,12 +263,14 @@ def _delete_unnamed(objects: ObjectStore, made: Manifest) -> None:
         logger.warning("tables that no backup in %s needs are deleted by the next one: %s", objects, error)
 
 
-def _end_sha256(file: Path) -> str:
+def digest_of_end(file: Path) -> str:
+    """Return the hash of the last bytes of a file."""
     with file.open("rb") as opened:
         opened.seek(max(0, file.stat().st_size - _END_BYTES))
         return hashlib.sha256(opened.read()).hexdigest()
 
 
-def _sha256(file: Path) -> str:
+def digest_of(file: Path) -> str:
+    """Return the hash of a file."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -14,6 +14,7 @@ import numpy as np
 
 from managed_ledger.cursors.cursor_records import encode_base
 from managed_ledger.disk import keys, meta_copies
+from managed_ledger.disk.bulk_writing import BulkWriting
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.keys import Family
 from managed_ledger.entries.blocks import HEADER_BLOCK_ROWS, encode_payloads, payload_at
@@ -23,9 +24,7 @@ from managed_ledger.repair.findings import Findings, LedgerFinding, covered
 from managed_ledger.repair.log_check import check_is_log
 from managed_ledger.repair.survey import EntryFormat, Survey, value_of
 from managed_ledger.rocksdb_store.files import sync_folder
-from managed_ledger.rocksdb_store.store import StoreBatch
 
-_BATCH_BYTES = 4 * 2**20
 _WRITE_BUFFER_BYTES = 32 * 2**20
 LOST_ROW = PACK_ROW(NOT_DELAYED, 0, 0, 0, 0, LOST)
 """The header of an entry that is lost, so that a bulk read of headers finds one for each entry."""
@@ -93,7 +92,7 @@ def rewrite(
     """
     database = RocksDatabase.open(target, write_buffer_bytes=_WRITE_BUFFER_BYTES)
     try:
-        writing = _Writing(database)
+        writing = BulkWriting(database)
         for one in findings.ledgers:
             _write_ledger(writing, survey, one, entry_format)
             on_ledger()
@@ -117,24 +116,7 @@ def exchange(folder: Path, repaired: Path, kept: Path) -> None:
     sync_folder(folder.parent)
 
 
-class _Writing:
-    """Rows on their way to the new folder, in batches."""
-
-    def __init__(self, database: RocksDatabase) -> None:
-        self._database = database
-        self._batch: StoreBatch = database.new_batch()
-
-    def put(self, family: Family, key: bytes, value: bytes) -> None:
-        self._batch.put(family, key, value)
-        if self._batch.size_bytes >= _BATCH_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        self._database.write(self._batch, sync=False)
-        self._batch = self._database.new_batch()
-
-
-def _write_ledger(writing: _Writing, survey: Survey, one: LedgerFinding, entry_format: EntryFormat | None) -> None:
+def _write_ledger(writing: BulkWriting, survey: Survey, one: LedgerFinding, entry_format: EntryFormat | None) -> None:
     ledger_id = one.ledger.ledger_id
     rows = _stored_rows(one)
     for block in one.payloads:
@@ -201,7 +183,7 @@ def _count(one: LedgerFinding, rows: bytearray) -> None:
     )
 
 
-def _write_rows(writing: _Writing, findings: Findings) -> None:
+def _write_rows(writing: BulkWriting, findings: Findings) -> None:
     """Small rows, and their copies."""
     meta = {key: value for key, value in findings.meta.items() if key[:1] not in (b"l", b"h")}
     meta[keys.COUNTERS_KEY] = struct.pack("<QQ", *findings.next_ids)

@@ -5,6 +5,9 @@ loop, hands the batch to a thread that does nothing but write it (while it is sy
 all in one loop callback how it went. A synced write costs the same for one entry as for many.
 A participant that fails to say what it wants to write fails alone: nothing of it is in the batch.
 
+With an interval (`synced_interval_s`) rounds are paced: every one is synced, two begin at least so far apart, and what
+asks for no synced one rides along with the next, or begins it after a second.
+
 Rounds are written one after the other, so changes are durable in the order in which they were asked for. Every round
 carries a stamp of the store: its id counters. So an id that anything durable speaks of is never given out again.
 
@@ -18,6 +21,7 @@ entries are taken meanwhile is decided by `write_watch`.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -42,6 +46,10 @@ PROBE_SECONDS = 1.0
 """After a round that failed, and while entries are refused, one without news is written so often: that may be over."""
 MARK_SECONDS = 1.0
 """How long after a synced round the log is marked: one more small synced file a second, none while idle."""
+UNSYNCED_SECONDS = 1.0
+"""How long a change that need not be synced waits for a round that is, where rounds are paced."""
+PACED_ROUND_BYTES = 16 * 2**20
+"""Where rounds are paced, no participant joins one of so many bytes. One with more is not cut: it is whole or not."""
 
 
 class Participant(Protocol):
@@ -61,6 +69,7 @@ class Committer:
         database: The database.
         stamp: Adds to every round.
         participants_max: The most topics and cursors in one round.
+        synced_interval_s: The least time between the beginnings of two rounds, if above 0; all are synced then.
         monotonic: A clock that never goes back, in seconds.
         executor: Where writes run, one after the other; it becomes the committer's own. None makes a thread.
     """
@@ -71,6 +80,7 @@ class Committer:
         *,
         stamp: Callable[[Batch], None],
         participants_max: int,
+        synced_interval_s: float = 0.0,
         monotonic: Callable[[], float] = time.monotonic,
         executor: Executor | None = None,
     ) -> None:
@@ -86,6 +96,12 @@ class Committer:
         self._database = database
         self._stamp = stamp
         self._participants_max = participants_max
+        self._synced_interval_s = synced_interval_s
+        self._is_paced = synced_interval_s > 0
+        self._began_s = -math.inf
+        """When the last round began."""
+        self._pace_timer: asyncio.TimerHandle | None = None
+        self._is_closing = False
         self._loop = asyncio.get_running_loop()
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="ledger-commit")
         self._waiting: dict[Participant, bool] = {}
@@ -125,20 +141,43 @@ class Committer:
         """Write all pending changes, then refuse more."""
         if self._probe_timer is not None:
             self._probe_timer.cancel()
+        self._is_closing = True
         while self._waiting or self._in_flight:
             # Where the last rounds fail, their callers know.
             with contextlib.suppress(LedgerError):
                 await self.write(lambda _: None, sync=False)
         self._closed = True
+        if self._pace_timer is not None:
+            self._pace_timer.cancel()
         # Closing the database marks it.
         if self._mark_timer is not None:
             self._mark_timer.cancel()
         self._executor.shutdown()
 
     def _schedule(self) -> None:
-        if self._waiting and not self._in_flight and not self._start_scheduled:
+        if not self._waiting or self._in_flight or self._start_scheduled:
+            return
+        if (wait_s := self._wait_s()) <= 0:
             self._start_scheduled = True
             self._loop.call_soon(self._start_scheduled_round)
+            return
+        # A synced change may come while others wait for longer.
+        if self._pace_timer is not None and self._pace_timer.when() > self._loop.time() + wait_s:
+            self._pace_timer.cancel()
+            self._pace_timer = None
+        if self._pace_timer is None:
+            self._pace_timer = self._loop.call_later(wait_s, self._look_again)
+
+    def _wait_s(self) -> float:
+        """How long the next round is to wait."""
+        if not self._is_paced or self._is_closing:
+            return 0.0
+        pause_s = self._synced_interval_s if any(self._waiting.values()) else UNSYNCED_SECONDS
+        return self._began_s + pause_s - self._loop.time()
+
+    def _look_again(self) -> None:
+        self._pace_timer = None
+        self._schedule()
 
     def _start_scheduled_round(self) -> None:
         self._start_scheduled = False
@@ -146,9 +185,10 @@ class Committer:
             self._start_round()
 
     def _start_round(self) -> None:
+        self._began_s = self._loop.time()
         self._in_flight = list(islice(self._waiting, self._participants_max))
         are_synced = [self._waiting.pop(participant) for participant in self._in_flight]
-        sync = any(are_synced)
+        sync = self._is_paced or any(are_synced)
         try:
             batch = self._database.new_batch()
         # It could not be opened again. The thread of the writes tries it once more, and the round ends.
@@ -156,7 +196,10 @@ class Committer:
             self._executor.submit(self._look_after, error)
             return
         try:
-            for participant in self._in_flight:
+            for place, participant in enumerate(self._in_flight):
+                if self._is_paced and batch.size_bytes >= PACED_ROUND_BYTES:
+                    self._put_off(place, are_synced)
+                    break
                 self._fill(participant, batch)
             self._stamp(batch)
         # A supervisor: no caller may wait for ever for a batch that cannot be written.
@@ -167,6 +210,13 @@ class Committer:
         self.synced_rounds += sync
         self._is_in_flight_synced = sync
         self._executor.submit(self._write, batch, sync)
+
+    def _put_off(self, place: int, are_synced: list[bool]) -> None:
+        """Have the participants from a place on in the next round: this one is large enough."""
+        rest = dict(zip(self._in_flight[place:], are_synced[place:], strict=True))
+        # One that has asked again meanwhile waits for both.
+        self._waiting = rest | {one: sync or rest.get(one, False) for one, sync in self._waiting.items()}
+        del self._in_flight[place:]
 
     def _fill(self, participant: Participant, batch: Batch) -> None:
         draft = _Draft()
@@ -213,7 +263,7 @@ class Committer:
         if error is None and self._is_in_flight_synced:
             self._mark_later()
         # The next round first: its write then overlaps with the notifications about this one.
-        if error is None and self._waiting:
+        if error is None and self._waiting and self._wait_s() <= 0:
             self._start_round()
         for participant in participants:
             cause = unfilled.get(participant, error)

@@ -3,7 +3,8 @@
 - `cli`: the commands of `postdate` that are the service's own.
 - `configuration`: the keys, their sources (file, `--set`), and the warnings about keys that are not read.
 - `server`: the process, its ports and its end.
-- `service`: the state that all connections share, its periodic jobs, and the wiring of the rooms.
+- `service`: what all connections share, the open bundles with their topics, and the periodic jobs.
+- `ownership`: which service has which bundle.
 - `network`: listening, TLS, and the admission of a connection before its first frame.
 - `protocol`: Pulsar's frames and commands, as bytes and as protobuf messages.
 - `authentication`, `authorization`: the role of a client, and the permissions of a role.

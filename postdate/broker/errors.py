@@ -68,6 +68,12 @@ class TopicClosedError(BrokerError):
     server_error = "ServiceNotReady"
 
 
+class NotServedError(BrokerError):
+    """The topic's bundle is not open in this process; clients look it up again by themselves."""
+
+    server_error = "ServiceNotReady"
+
+
 class SnapshotsLeftError(BrokerError):
     """Unneeded snapshots could not be deleted."""
 

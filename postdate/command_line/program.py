@@ -15,7 +15,9 @@ from postdate.command_line.extras import install_advice
 
 COMMANDS: Final = {
     "backup": ("postdate.scheduling.backup_command", "Back up a running service to a folder or to S3."),
+    "bundles": ("postdate.broker.cli.bundle_commands", "Divide a data folder into bundles of topics."),
     "check": ("postdate.snapshot_tools.check", "Say whether log and index are whole."),
+    "cluster": ("postdate.scheduling.cluster_command", "Show which service has which bundle, and move one."),
     "config": ("postdate.broker.cli.service_commands", "Print the configuration in force, as a broker.conf."),
     "consume": ("postdate.scheduling.message_commands", "Print messages when they are due, and acknowledge them."),
     "demo": ("postdate.demo.cli", "Do the main job before your eyes, with a crash in the middle."),

@@ -16,10 +16,11 @@ Advance = Callable[[int, int], None]
 
 
 _UNITS: Final = {
-    **dict.fromkeys(("read", "export"), "ledger"),
+    **dict.fromkeys(("read", "export", "divide"), "ledger"),
     **dict.fromkeys(("snapshots", "delete"), "snapshot"),
     **dict.fromkeys(("searched", "cancelled", "rescheduled", "delivered"), "message"),
     "compare": "subscription",
+    "verify": "bundle",
     "index": "bucket",
 }
 """What a step of a stage is; of the other stages a part of the work, as Spark shares it out."""

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from postdate.command_line.extras import install_advice
 from snapshot_storage.errors import StorageAccessError
@@ -22,6 +22,9 @@ from snapshot_storage.rocksdb.snapshots import RocksDBBucketSnapshotStorage
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.location import is_s3, s3_location
 from snapshot_storage.storage import BucketSnapshotStorage
+
+if TYPE_CHECKING:
+    from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 
 _PYTHON = "python://"
 _NO_LOCATION = (
@@ -106,15 +109,17 @@ class S3FolderLocation(Location):
     config: S3Config
     data: Path | None = None
     """The data folder whose id is the last part of the prefix; None where the prefix has it already."""
+    job: str = ""
+    """The job whose tasks write there; empty where one process does."""
 
-    def storage(self, *, is_read_only: bool = False) -> BucketSnapshotStorage:
+    def storage(self, *, is_read_only: bool = False) -> "S3BucketSnapshotStorage":
         try:
             # Boto3 is an extra, and slow to import.
             from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
         except ImportError as error:
             advice = install_advice(error.name, ["s3"]) or str(error)
             raise StorageAccessError(f"bucketSnapshotStorage=s3: {advice}") from error
-        return S3BucketSnapshotStorage(self.config, is_read_only=is_read_only, folder=self.data)
+        return S3BucketSnapshotStorage(self.config, is_read_only=is_read_only, folder=self.data, job=self.job)
 
     @property
     def identity(self) -> Hashable:

@@ -24,6 +24,7 @@ from managed_ledger.errors import StoreCorruptedError
 from managed_ledger.ledgers import Ledger
 from managed_ledger.positions.value_types import Int64Array
 from managed_ledger.rocksdb_store.files import LOG_MARKER_FILE
+from postdate.index.bundle_choice import one_bundle
 from postdate.index.ledger_ranges import HeaderRange, LedgerExtent
 from snapshot_storage.encoding.columns import DelayedIndexes
 
@@ -34,12 +35,16 @@ def log_folder_of(location: str) -> Path | None:
     """Return the folder of a managed ledger at a location, None where there is none.
 
     A data directory of the service stands for the log in it.
+
+    Raises:
+        BundlesError: It has several bundles, each of which is such a directory.
     """
     if "://" in location:
         return None
     for folder in (Path(location), Path(location) / "ledgers"):
         if (folder / LOG_MARKER_FILE).exists():
             return folder.absolute()
+    one_bundle(Path(location), None)
     return None
 
 

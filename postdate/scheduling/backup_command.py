@@ -12,7 +12,7 @@ from postdate.command_line.output import json_option, print_json, size
 from postdate.command_line.progress import bytes_bar
 from postdate.scheduling.api import ScheduleApi, new_operation_id
 from postdate.scheduling.command_options import on_service
-from postdate.scheduling.errors import SchedulingError
+from postdate.scheduling.errors import ScheduleRequestError, SchedulingError
 
 TIMEOUT_S: Final = 24 * 3600.0
 _PROGRESS_INTERVAL_S: Final = 0.5
@@ -42,6 +42,9 @@ def backup(api: ScheduleApi, target: str, replace: bool, is_json: bool) -> None:
         answer = api.post(
             "/backup", {"target": target, "replace": replace}, operation_id=operation_id, timeout_s=TIMEOUT_S
         )
+    if answer["missing"]:
+        error = f"The backup is not whole: no service had {', '.join(answer['missing'])} at that moment"
+        raise ScheduleRequestError(503, error, field=None, advice="Repeat it")
     if is_json:
         print_json(answer)
         return

@@ -84,9 +84,9 @@ async def make_checkpoint(config: BrokerConfig, path: Path) -> list[BucketSnapsh
         LedgerError: The log cannot be opened.
         SnapshotStorageError: The storage cannot be opened, or the disk refuses.
     """
-    if config.bucket_snapshot_storage != "rocksdb":
+    if config.snapshot_storage != "rocksdb":
         raise StorageAccessError(
-            f"bucketSnapshotStorage={config.bucket_snapshot_storage}: only a RocksDB folder has checkpoints; "
+            f"bucketSnapshotStorage={config.snapshot_storage}: only a RocksDB folder has checkpoints; "
             "`postdate snapshots copy --to` makes a copy"
         )
     refuse_inside(config, path, f"checkpoint {path}")

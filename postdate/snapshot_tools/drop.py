@@ -169,7 +169,7 @@ async def give_up(
                 given_up.left = str(error)
             return given_up
     except StoreLockedError:
-        if config.bucket_snapshot_storage != "s3":
+        if config.snapshot_storage != "s3":
             raise
     async with location_of(config).patient_storage(retries=retries_of(config)) as storage:
         await _check_there(storage, bucket_id)

@@ -13,7 +13,9 @@ The meaning of a failure:
     no such key, a condition that fails, no such range         a value: the caller says what it means
 """
 
+import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -26,6 +28,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from snapshot_storage.errors import StorageAccessError, StorageBusyError, StorageUnavailableError
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.connection import S3Connection
+from snapshot_storage.s3.requests import RequestOutcome, S3Requests
 
 _UNREACHED = (
     exceptions.ConnectionError,
@@ -59,6 +62,11 @@ _DISTURBED_CODES = frozenset(
 )
 # 408 is Request Timeout; 307 redirects until the name of a new bucket is known everywhere.
 _PASSING_STATUSES = (307, 408)
+_NO_RULES = "NoSuchLifecycleConfiguration"
+_RULES_UNTOLD = ("AccessDenied", "MethodNotAllowed", "NotImplemented")
+_ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
+_DELETED_AT_ONCE = 1_000
+"""S3's own limit."""
 _NONCE = "postdate-nonce"
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
@@ -74,15 +82,16 @@ _REFUSED_CREDENTIALS = frozenset(
     }
 )
 _ADVICE = {
-    "NoSuchBucket": "create the bucket, or correct its name (bucketSnapshotS3Bucket)",
+    "NoSuchBucket": "create the bucket, or correct its name (bucketSnapshotS3Bucket, or in dataDirectory)",
     "InvalidObjectState": "restore the object from the archive, or drop the snapshot",
     "AccessDenied": "allow reading, writing, deleting and listing under the prefix",
     "InvalidAccessKeyId": "correct the access key",
     "SignatureDoesNotMatch": "correct the secret access key",
     "ExpiredToken": "renew the credentials",
     "RequestTimeTooSkewed": "set this machine's clock: it is too far from the server's",
-    "AuthorizationHeaderMalformed": "correct bucketSnapshotS3Region",
-    "PermanentRedirect": "correct bucketSnapshotS3Region or bucketSnapshotS3Endpoint",
+    "AuthorizationHeaderMalformed": "correct bucketSnapshotS3Region or s3Region",
+    "NotImplemented": "use a server that can do this",
+    "PermanentRedirect": "correct the region or the endpoint",
 }
 
 
@@ -92,6 +101,14 @@ class ObjectPiece(NamedTuple):
     data: bytes
     object_bytes: int
     """How long all of it is."""
+
+
+class ExpiringRule(NamedTuple):
+    """A rule of a bucket by which objects go by their age: deleted, or to an archive where they cannot be read."""
+
+    name: str
+    prefix: str
+    """The objects that it is for: those whose keys begin so, all with an empty one."""
 
 
 class Upload(NamedTuple):
@@ -111,6 +128,8 @@ class S3Client:
             StorageAccessError: The AWS chain's own files are wrong.
         """
         self._bucket = config.bucket
+        self.requests = S3Requests()
+        """What was asked of the server."""
         self._write_options: dict[str, str] = {}
         if config.server_side_encryption is not None:
             self._write_options["ServerSideEncryption"] = config.server_side_encryption
@@ -145,8 +164,7 @@ class S3Client:
         )
         if isinstance(answer, str):
             return None if answer == "NoSuchKey" else ObjectPiece(b"", 0)
-        with self._mapped(operation):
-            data: bytes = answer["Body"].read()
+        data = self._body(operation, answer)
         span: str | None = answer.get("ContentRange")
         # A server may send the whole object, without this field.
         return (
@@ -159,8 +177,13 @@ class S3Client:
         answer = self._ask(operation, self._client.get_object, expected=("NoSuchKey",), Key=key)
         if isinstance(answer, str):
             return None
+        return self._body(operation, answer), answer["ETag"]
+
+    def _body(self, operation: str, answer: dict[str, Any]) -> bytes:
         with self._mapped(operation):
-            return answer["Body"].read(), answer["ETag"]
+            data: bytes = answer["Body"].read()
+        self.requests.note_received("get_object", len(data))
+        return data
 
     def replace(self, key: str, body: bytes, tag: str | None) -> str | None:
         """Write an object if its ETag is this one, or, with None, if there is none.
@@ -186,7 +209,7 @@ class S3Client:
         Args:
             key: Its key.
             body: All of it.
-            nonce: Proves later whose object it is: see `has_nonce`.
+            nonce: Proves later whose object it is: see `nonce_of`.
         """
         return self._put(key, body, IfNoneMatch="*", Metadata={_NONCE: nonce} if nonce else {})
 
@@ -202,14 +225,25 @@ class S3Client:
         )
         return not isinstance(answer, str)
 
-    def has_nonce(self, key: str, nonce: str) -> bool:
-        """Whether there is an object of this key that was written with this nonce."""
+    def nonce_of(self, key: str) -> str:
+        """Return the nonce that the object of this key was written with; empty where there is none."""
         answer = self._ask(f"look at {key} in", self._client.head_object, expected=("404", "NoSuchKey"), Key=key)
-        return not isinstance(answer, str) and answer.get("Metadata", {}).get(_NONCE) == nonce
+        return "" if isinstance(answer, str) else str(answer.get("Metadata", {}).get(_NONCE, ""))
 
     def delete(self, key: str) -> None:
         """Delete an object if there is one."""
         self._ask(f"delete {key} from", self._client.delete_object, expected=("NoSuchKey",), Key=key)
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        """Delete objects, those of them that there are; after a failure some may be deleted."""
+        for first in range(0, len(keys), _DELETED_AT_ONCE):
+            named = [{"Key": key} for key in keys[first : first + _DELETED_AT_ONCE]]
+            request = self._client.delete_objects
+            answer = self._answer("delete from", request, Delete={"Objects": named, "Quiet": True})
+            refused = [one for one in answer.get("Errors", ()) if one.get("Code") != "NoSuchKey"]
+            if refused:
+                with self._mapped(f"delete {refused[0].get('Key')} from", getattr(request, "__self__", None)):
+                    raise ClientError({"Error": refused[0]}, "DeleteObjects")
 
     def list(self, prefix: str, *, count_max: int = 1_000) -> Iterator[str]:
         """Give all keys with a prefix, in order; a page of at most `count_max` at a time."""
@@ -230,6 +264,24 @@ class S3Client:
         """Return the next parts of the keys that begin so, up to a slash: a thousand at most."""
         page = self._answer("list", self._client.list_objects_v2, Prefix=prefix, Delimiter="/")
         return [found["Prefix"].removeprefix(prefix).rstrip("/") for found in page.get("CommonPrefixes", ())]
+
+    def expiring_rules(self) -> Sequence[ExpiringRule] | None:
+        """Return the rules of the bucket that take objects without tags away; None where it does not tell."""
+        answer = self._ask(
+            "read the lifecycle rules of",
+            self._client.get_bucket_lifecycle_configuration,
+            expected=(_NO_RULES, *_RULES_UNTOLD),
+        )
+        if isinstance(answer, str):
+            return [] if answer == _NO_RULES else None
+        return [
+            ExpiringRule(one.get("ID", "without a name"), filtered.get("Prefix", one.get("Prefix", "")))
+            for one in answer.get("Rules", ())
+            if one.get("Status") == "Enabled" and _takes_away(one)
+            # Of several conditions all must hold.
+            for filtered in [one.get("Filter", {}).get("And", one.get("Filter", {}))]
+            if not filtered.get("Tag") and not filtered.get("Tags")
+        ]
 
     def begin_upload(self, key: str, *, nonce: str) -> Upload:
         """Begin an object in parts; nothing is visible of it before `complete_upload`."""
@@ -305,14 +357,25 @@ class S3Client:
         self, operation: str, request: Callable[..., dict[str, Any]], *, expected: Sequence[str] = (), **arguments: Any
     ) -> dict[str, Any] | str:
         """Send a request and return the answer, or the code of a refusal that is expected."""
-        with self._mapped(operation, getattr(request, "__self__", None)):
-            try:
-                return request(Bucket=self._bucket, **arguments)
-            except ClientError as error:
-                code = _code(error)
-                if code in expected:
+        outcome, begun_s = RequestOutcome.FAILED, time.perf_counter()
+        try:
+            with self._mapped(operation, getattr(request, "__self__", None)):
+                try:
+                    answer = request(Bucket=self._bucket, **arguments)
+                except ClientError as error:
+                    code = _code(error)
+                    if code not in expected:
+                        raise
+                    outcome = RequestOutcome.CONDITION
                     return code
-                raise
+            outcome = RequestOutcome.DONE
+            return answer
+        except StorageBusyError:
+            outcome = RequestOutcome.BUSY
+            raise
+        finally:
+            seconds = time.perf_counter() - begun_s
+            self.requests.note(request.__name__, outcome, seconds, _length(arguments.get("Body")))
 
     @contextmanager
     def _mapped(self, operation: str, client: Any = None) -> Iterator[None]:
@@ -324,7 +387,8 @@ class S3Client:
             reason = error.response.get("Error", {}).get("Message") or "no reason given"
             if code in _BUSY_CODES or status == _TOO_MANY_REQUESTS:
                 raise StorageBusyError(f"{what}: {code}: {reason}") from error
-            if status >= _SERVER_ERROR or status in _PASSING_STATUSES or code in _DISTURBED_CODES:
+            is_passing = status >= _SERVER_ERROR or status in _PASSING_STATUSES or code in _DISTURBED_CODES
+            if is_passing and code != "NotImplemented":
                 raise StorageUnavailableError(f"{what}: {code}: {reason}") from error
             if code in _REFUSED_CREDENTIALS and self._connection.is_renewed(client):
                 raise StorageBusyError(f"{what}: {code}: there are other credentials now: try again") from error
@@ -335,6 +399,19 @@ class S3Client:
         except (BotoCoreError, ValueError) as error:
             # No credentials, half of them, an unknown profile, a malformed endpoint.
             raise StorageAccessError(f"{what}: {_shown(error)}; correct credentials, region and endpoint") from error
+
+
+def _takes_away(rule: dict[str, Any]) -> bool:
+    expiration = rule.get("Expiration", {})
+    if "Days" in expiration or "Date" in expiration:
+        return True
+    return any(one.get("StorageClass") in _ARCHIVES for one in rule.get("Transitions", ()))
+
+
+def _length(body: bytes | BinaryIO | None) -> int:
+    if body is None:
+        return 0
+    return len(body) if isinstance(body, bytes) else os.fstat(body.fileno()).st_size
 
 
 def _age_s(answer: dict[str, Any], began: datetime) -> float:

@@ -1,19 +1,22 @@
 """A place of objects on S3, for checkpoints of the log (`managed_ledger.objects.object_store.ObjectStore`).
 
-The manifest is changed by conditional writes alone. A request that fails for the moment is sent again a few times. So
-one that was carried out and not answered may meet its own object, which is success.
+What others may write too is only ever written under a condition. A request that fails for the moment is sent again a
+few times. So one that was carried out and not answered may meet its own object, which is success. And a refusal is no
+proof that there is an object: a server answers so as well while another write is under way, which may come to nothing.
+So after each refusal the object is read, and where there is none the request is sent again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 from snapshot_storage.backoff import Backoff
-from snapshot_storage.errors import StorageUnavailableError
+from snapshot_storage.errors import StorageBusyError, StorageUnavailableError
 from snapshot_storage.s3.client import S3Client
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.location import S3Location
+from snapshot_storage.s3.requests import RequestCounts
 
 T = TypeVar("T")
 
@@ -48,11 +51,28 @@ class S3Objects:
     def replace(self, name: str, data: bytes, tag: str | None) -> str | None:
         def once() -> str | None:
             made = self._client.replace(self._root + name, data, tag)
-            if made is None and (found := self._client.read_tagged(self._root + name)) is not None:
-                return found[1] if found[0] == data else None
-            return made
+            if made is not None:
+                return made
+            found = self._client.read_tagged(self._root + name)
+            if found is None and tag is None:
+                raise self._under_way(name)
+            return found[1] if found is not None and found[0] == data else None
 
         return self._patiently(once)
+
+    def create(self, name: str, data: bytes) -> bool:
+        def once() -> bool:
+            if self._client.create(self._root + name, data):
+                return True
+            found = self._client.read_tagged(self._root + name)
+            if found is None:
+                raise self._under_way(name)
+            return found[0] == data
+
+        return self._patiently(once)
+
+    def _under_way(self, name: str) -> StorageBusyError:
+        return StorageBusyError(f"{self} refused to write {name}, and has none: another write was under way")
 
     def put_file(self, name: str, path: Path) -> None:
         def once() -> None:
@@ -79,8 +99,22 @@ class S3Objects:
     def delete(self, name: str) -> None:
         self._patiently(lambda: self._client.delete(self._root + name))
 
+    def delete_all(self, names: Sequence[str]) -> None:
+        self._patiently(lambda: self._client.delete_all([self._root + name for name in names]))
+
     def room_bytes(self) -> None:
         return None
+
+    def expiring_rules(self) -> Sequence[str] | None:
+        """Name the bucket's rules that would take some of these objects away; None where it does not tell."""
+        found = self._patiently(self._client.expiring_rules)
+        if found is None:
+            return None
+        return [one.name for one in found if self._root.startswith(one.prefix) or one.prefix.startswith(self._root)]
+
+    def request_counts(self) -> RequestCounts:
+        """Return what was asked of the server so far."""
+        return self._client.requests.counts()
 
     def close(self) -> None:
         self._client.close()

@@ -45,12 +45,13 @@ _BUCKET_IDS: Final = range(2**63)
 class S3Snapshots(BlockingSnapshots):
     """An open bucket and prefix."""
 
-    def __init__(self, config: S3Config, *, is_read_only: bool) -> None:
+    def __init__(self, config: S3Config, *, is_read_only: bool, job: str = "") -> None:
         """Open it; to write, remove abandoned uploads.
 
         Args:
             config: Server, bucket and prefix.
             is_read_only: Ask and read only.
+            job: Marks what is written: see `delete_of_job`.
 
         Raises:
             StorageAccessError: Credentials, rights, names or clocks are wrong.
@@ -59,6 +60,7 @@ class S3Snapshots(BlockingSnapshots):
         self._client = S3Client(config)
         self._prefix = config.prefix
         self._is_read_only = is_read_only
+        self._job = job
         self._head_bytes = config.head_bytes
         self._serials = Serials()
         self._heads = RecentlyUsed[ObjectHead](config.table_cache_bytes, _head_bytes)
@@ -103,7 +105,8 @@ class S3Snapshots(BlockingSnapshots):
         """Store a snapshot and return its id."""
         self._check_writable("create a snapshot")
         names = SnapshotNames(bucket_key, topic_name, cursor_name)
-        bucket_id, head = S3Writing(self._client, self._prefix, self._serials, names).write(metadata, segments)
+        writing = S3Writing(self._client, self._prefix, self._serials, names, job=self._job)
+        bucket_id, head = writing.write(metadata, segments)
         self._remember(bucket_id, head)
         return bucket_id
 
@@ -172,6 +175,11 @@ class S3Snapshots(BlockingSnapshots):
         keys = self._client.list(list_prefix(self._prefix, topic_name, cursor_name))
         found = (bucket_id_of(self._prefix, key) for key in keys)
         return sorted(bucket_id for bucket_id in found if bucket_id is not None)
+
+    def delete_of_job(self, bucket_id: int) -> None:
+        """Delete a snapshot if a process of this job has written it."""
+        if self._client.nonce_of(object_key(self._prefix, bucket_id)).startswith(self._job):
+            self.delete(bucket_id)
 
     def _read(self, bucket_id: int, start: int, end: int) -> ObjectPiece:
         piece = None

@@ -7,6 +7,7 @@ uploads in parts; AWS, MinIO and versitygw do.
 
 import asyncio
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from snapshot_storage.errors import (
@@ -41,6 +42,7 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         *,
         is_read_only: bool = False,
         folder: Path | None = None,
+        job: str = "",
     ) -> None:
         """Remember where; `start` asks whether the bucket can be used, and does not create it.
 
@@ -49,6 +51,7 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
             is_read_only: Change nothing: writes raise `StorageReadOnlyError`.
             folder: The data folder whose snapshots these are: they are under its id (`folder_id`), which is made where
                 it has none. None means those right under the prefix.
+            job: The id of a job whose processes write at the same time; `delete_of_job` finds what they wrote by it.
 
         Raises:
             ValueError: No bucket is named.
@@ -59,12 +62,13 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         self._config = config
         self._is_read_only = is_read_only
         self._folder = folder
+        self._job = job
 
     def _open_snapshots(self) -> S3Snapshots:
         config = self._config
         if self._folder is not None:
             config = config_of_folder(config, self._folder, is_read_only=self._is_read_only)
-        return S3Snapshots(config, is_read_only=self._is_read_only)
+        return S3Snapshots(config, is_read_only=self._is_read_only, job=self._job)
 
     async def list_bucket_snapshots(
         self, topic_name: str | None = None, cursor_name: str | None = None
@@ -106,6 +110,15 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
             elif isinstance(one, BaseException):
                 raise one
         return infos, left_out
+
+    async def delete_of_job(self, kept: Collection[int]) -> None:
+        """Delete what the processes of this job have written, but for some ids. A retry is always safe."""
+        assert self._job
+        ids = await self._run("list snapshots", lambda snapshots: snapshots.ids(None, None))
+        await asyncio.gather(*map(self._delete_of_job, set(ids).difference(kept)))
+
+    async def _delete_of_job(self, bucket_id: int) -> None:
+        await self._run("delete a snapshot", lambda snapshots: snapshots.delete_of_job(bucket_id))
 
     async def _info(self, bucket_id: int) -> BucketSnapshotInfo | None:
         try:

@@ -36,12 +36,12 @@ _ID_TRIES_MAX = 8
 class S3Writing:
     """Writes one snapshot, or leaves as little of it as the server allows."""
 
-    def __init__(self, client: S3Client, prefix: str, serials: Serials, names: SnapshotNames) -> None:
+    def __init__(self, client: S3Client, prefix: str, serials: Serials, names: SnapshotNames, *, job: str = "") -> None:
         self._client = client
         self._prefix = prefix
         self._serials = serials
         self._names = names
-        self._nonce = secrets.token_hex(8)
+        self._nonce = job + secrets.token_hex(8)
         self._upload: Upload | None = None
         # The mark of an upload, once it is written.
         self._mark: str | None = None
@@ -116,7 +116,7 @@ class S3Writing:
             self._client.abort_upload(self._upload)
         if self._mark is not None:
             self._client.delete(self._mark)
-        if self._unknown_key is not None and self._client.has_nonce(self._unknown_key, self._nonce):
+        if self._unknown_key is not None and self._client.nonce_of(self._unknown_key) == self._nonce:
             self._client.delete(self._unknown_key)
 
 

@@ -55,6 +55,7 @@ def _snapshots(command: str) -> tuple[Case, ...]:
         _refused(f"{command} --data {{none}}", _NO_FOLDER),
         _refused(f"{command} --data {{empty}}", _NO_LOG),
         _refused(f"{command} --set nonsense", "must be key=value"),
+        _refused(f"{command} --bundle 0x00000000_0x10000000 --data {{data}}", "has no bundle 0x00000000_0x10000000"),
     )
 
 
@@ -130,6 +131,19 @@ CASES: dict[str, Cases] = {
         ),
         shown_by="test_a_backup_of_a_running_service_brings_everything_back",
     ),
+    "bundles split": Cases(
+        (
+            _refused("bundles split {data} --yes", _MISSING),
+            _refused("bundles split {data} --bundles 4", "say --yes"),
+            _refused("bundles split {data} --bundles 0 --yes", "not in the range"),
+            _refused("bundles split {none} --bundles 4 --yes", _NO_LOG),
+            _refused("bundles split {empty} --bundles 4 --yes", _NO_LOG),
+        ),
+        (
+            _done("bundles split {data} --bundles 1 --yes", "0x00000000_0xffffffff"),
+            _done("bundles split {data} --bundles 4 --yes", "0xc0000000_0xffffffff"),
+        ),
+    ),
     "restore": Cases(
         (
             _refused("restore {none}", _MISSING),
@@ -167,6 +181,15 @@ CASES: dict[str, Cases] = {
             _refused("consume orders --subscription billing --max 0", "not in the range"),
         ),
         shown_by="test_a_shell_script_publishes_counts_and_consumes_at_the_time_in_key_order",
+    ),
+    "cluster status": Cases(_of_service("cluster status"), shown_by="test_a_bundle_is_shown_and_moved_by_commands"),
+    "cluster unload": Cases(
+        (*_of_service("cluster unload 0x00000000_0xffffffff"), _refused("cluster unload", _MISSING)),
+        shown_by="test_a_bundle_is_shown_and_moved_by_commands",
+    ),
+    "cluster transfer": Cases(
+        (*_of_service("cluster transfer 0x00000000_0xffffffff other:8080"), _refused("cluster transfer", _MISSING)),
+        shown_by="test_a_bundle_is_shown_and_moved_by_commands",
     ),
     "trail": Cases(
         tuple(one for one in _of_service("trail", "orders") if one.says in ("no service answers", "No such option")),
@@ -467,12 +490,25 @@ CASES: dict[str, Cases] = {
         ),
         (_done("ledger export {data} {tmp}/log", ""), _done("ledger export {data} {tmp}/log --topic orders", "")),
     ),
+    "ledger copy": Cases(
+        (
+            _refused("ledger copy {data}", _MISSING),
+            _refused("ledger copy {none} {tmp}", _NO_LOG),
+            _refused("ledger copy {empty} {tmp}", _NO_LOG),
+            _refused("ledger copy {data} {torn}", "is not empty"),
+            _refused("ledger copy s3://bucket/a s3://bucket/b", "must be a data folder"),
+            _refused("ledger copy {data} s3://bucket", "names a bucket alone"),
+            _refused("ledger copy {data} s3://bucket/a --cluster-name ''", "name of the cluster is empty"),
+        ),
+        (_done("ledger copy {data} {tmp}", "{tmp}"), _done("ledger copy {data} {tmp}/new", "{tmp}/new")),
+    ),
     "ledger repair": Cases(
         (
             _refused("ledger repair --yes", _MISSING),
             _refused("ledger repair {none} --yes", _NO_LOG),
             _refused("ledger repair {empty} --yes", _NO_LOG),
             _refused("ledger repair {data}", "say --yes"),
+            _refused("ledger repair {data} --yes --bundle west", "has no bundle west: there is 0x00000000_0xffffffff"),
         ),
         (_done("ledger repair {data} --yes", ""),),
     ),

@@ -1,4 +1,4 @@
-"""The manifest for Kubernetes and the Compose file, as objects."""
+"""The manifests for Kubernetes and the Compose file, as objects."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -7,12 +7,13 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES: Final = ROOT / "config/kubernetes/postdate.yaml"
+KUBERNETES_ON_S3: Final = KUBERNETES.with_name("postdate-on-s3.yaml")
 COMPOSE: Final = ROOT / "config/compose.yaml"
 
 
-def kubernetes() -> dict[str, dict[str, Any]]:
-    """Return the objects of the manifest, by kind."""
-    return {one["kind"]: one for one in yaml.safe_load_all(KUBERNETES.read_text())}
+def kubernetes(manifest: Path = KUBERNETES) -> dict[str, dict[str, Any]]:
+    """Return the objects of a manifest, by kind."""
+    return {one["kind"]: one for one in yaml.safe_load_all(manifest.read_text())}
 
 
 def compose() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The rebuild of a small log in this process, without Spark: count, plan and build, as the driver and its tasks do."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from postdate.pipeline.planning.rules import RebuildRules
 from postdate.pipeline.publishing.staging import StagingFolder, StagingWriter
 from postdate.pipeline.tasks.log_tasks import build_task, count_rows
 from snapshot_storage.encoding.columns import DelayedIndexes
+from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.live_index import NOW_MS, StoredEntries
 
 CURSOR = CursorName("t", "c")
@@ -53,5 +55,5 @@ def rebuilt(log: TimesLog, acknowledged: Acknowledged, rules: RebuildRules, fold
             for bucket in task
         ]
         writer.flush()
-        objects = [snapshot.read() for snapshot in staged]
+        objects = [asyncio.run(snapshot.read(MemoryBucketSnapshotStorage())) for snapshot in staged]
     return sorted(StoredEntries(read.names.bucket_key, read.metadata, tuple(read.segments)) for read in objects)

@@ -16,8 +16,9 @@ from postdate.broker.server.server import all_routes
 from postdate.broker.service.service import Service
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
-from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.helpers.fakes.service_fakes import Peer, open_service
 from tests.helpers.send_frames import named_frames
+from tests.helpers.until import until
 
 TOPIC = "public/default/t"
 NOW_MS = 1_800_000_000_000

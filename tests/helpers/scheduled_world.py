@@ -28,6 +28,7 @@ from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.fakes.life_loop import Clock, LifeLoop, LoopExecutor
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
+from tests.helpers.fakes.opened_place import service_on
 from tests.helpers.fakes.service_fakes import Peer
 from tracker.config import IN_MEMORY_FACTORY, TrackerConfig
 
@@ -84,7 +85,7 @@ class World:
         self.storage = FaultInjectingBucketSnapshotStorage(self.stored)
         await self.storage.start()
         self.storage.is_hanging = is_storage_away
-        self.service = Service(self.config, self.store, self.storage, now_ms=self.clock.now_ms, rng=Random(1))
+        self.service = await service_on(self.config, self.store, self.storage, now_ms=self.clock.now_ms, rng=Random(1))
         self.topic = await self.service.topics.get_or_create(TopicName.parse("t"))
 
     async def connect(self) -> None:

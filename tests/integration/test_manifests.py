@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import urllib.request
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,18 @@ from postdate.broker.admin.endpoints import PORT_ENDPOINTS
 from postdate.broker.cli.service_commands import warnings_at_start
 from postdate.broker.configuration.config import BrokerConfig, load_config
 from postdate.demo.process import free_ports
-from tests.helpers.manifests import compose, kubernetes
+from snapshot_storage.s3.location import S3Location
+from tests.helpers.manifests import KUBERNETES, KUBERNETES_ON_S3, compose, kubernetes
 
 ROOT = Path(__file__).parents[2]
 WEB_PATHS = {one.path for one in PORT_ENDPOINTS}
 
 
-def loaded(folder: Path) -> BrokerConfig:
+def loaded(folder: Path, manifest: Path = KUBERNETES, **environment: str) -> BrokerConfig:
     """Return the configuration of the ConfigMap, which the start refuses nothing of."""
     path = folder / "broker.conf"
-    path.write_text(kubernetes()["ConfigMap"]["data"]["broker.conf"])
-    config = load_config(path, environment={}, overrides=[])
+    path.write_text(kubernetes(manifest)["ConfigMap"]["data"]["broker.conf"])
+    config = load_config(path, environment=environment, overrides=[])
     assert warnings_at_start(config) == []
     return config
 
@@ -74,6 +76,40 @@ def test_the_manifest_names_the_images_ports_user_volume_and_the_services_paths(
     assert int(annotations["prometheus.io/port"]) == config.web_port
     # A stop takes as long as trackers wait for snapshots, at most.
     assert pod()["terminationGracePeriodSeconds"] * 1_000 > config.tracker.close_timeout_ms
+
+
+def test_the_manifest_on_s3_is_the_other_one_with_pods_that_keep_nothing(tmp_path: Path) -> None:
+    objects, of_one = kubernetes(KUBERNETES_ON_S3), pod()
+    deployment = objects["Deployment"]["spec"]
+    found = deployment["template"]["spec"]
+    (container,), (before,) = found["containers"], of_one["containers"]
+    given = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"]}
+    config = loaded(tmp_path, KUBERNETES_ON_S3, **dict.fromkeys(given, "10.0.0.7"))
+
+    assert set(objects) == {"ConfigMap", "Service", "PodDisruptionBudget", "Deployment"}
+    assert deployment["replicas"] == 3
+    assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+    assert config.data_directory == S3Location("BUCKET", "postdate")
+    # Pods share one configuration, and look-ups have to tell them apart.
+    assert given == {"advertisedAddress": "status.podIP"}
+    assert config.advertised_address == "10.0.0.7"
+    assert config.cluster_address == f"{objects['Service']['metadata']['name']}.default.svc.cluster.local"
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    volumes = {one["name"]: one for one in found["volumes"]}
+    assert mounts["cache"] == str(config.object_storage.cache_directory)
+    assert volumes.keys() == mounts.keys()
+    assert "emptyDir" in volumes["cache"]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert labels == deployment["selector"]["matchLabels"] == objects["Service"]["spec"]["selector"]
+    assert labels == objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
+    for name in ("image", "ports", "startupProbe", "livenessProbe", "readinessProbe", "securityContext"):
+        assert container[name] == before[name], name
+    for name in ("automountServiceAccountToken", "terminationGracePeriodSeconds"):
+        assert found[name] == of_one[name], name
+    assert found["securityContext"].items() <= of_one["securityContext"].items()
+    own = {"data_directory", "object_storage", "advertised_address", "cluster_address", "places"}
+    for one in fields(BrokerConfig):
+        assert one.name in own or getattr(config, one.name) == getattr(loaded(tmp_path), one.name), one.name
 
 
 def test_the_compose_file_names_the_images_ports_and_volume_and_keys_that_there_are() -> None:

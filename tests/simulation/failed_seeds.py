@@ -58,5 +58,12 @@ FAILED_SEEDS: list[FailedSeed] = [
     ),
     FailedSeed(4, "a subscription of a shared index that read again what was too many in memory was sent it early"),
     FailedSeed(1351370623, "a merge kept a row that had been handed out, and not the one that was still to come"),
+    FailedSeed(4, "of a fault put in: a woken owner and its fence", variant="objects", mutant="serves-after-a-fence"),
+    FailedSeed(
+        11,
+        "of one put in: killed before the object",
+        variant="objects",
+        mutant="receipt-before-its-object",
+    ),
     FailedSeed(3215921987, "what a view of a shared index had given was sent again to the consumer that held it"),
 ]

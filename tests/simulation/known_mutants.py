@@ -24,6 +24,8 @@ class Mutant(NamedTuple):
     new: str
     why: str
     more: tuple[Edit, ...] = ()
+    variant: str | None = None
+    """That of the runs, where the seeds' own cannot meet it."""
     says: str = ""
     """A complaint about this fault matches it, where the edits bring more than one fault."""
 
@@ -208,8 +210,8 @@ DISPATCHER: Final = [
     Mutant(
         "dropped-and-sent",
         "dispatcher/outbox.py",
-        "        else:\n            if drops == self._drops:\n",
-        "        else:\n            if True:\n",
+        "            if drops == self._drops and self._may_deliver():\n",
+        "            if self._may_deliver():\n",
         "what was dropped while its payload was read is sent",
     ),
     Mutant(
@@ -684,3 +686,61 @@ SCHEDULED: Final = [
     ),
 ]
 """Faults of lists, cancels and moves of scheduled messages."""
+
+OWNERS: Final = [
+    Mutant(
+        "receipt-before-its-object",
+        "managed_ledger/objects/shipped_database.py",
+        "            self._create(LogObject(self._epoch, self._owner, self._next, changes).encode())\n",
+        "            number, self._next = self._next, self._next + 1\n"
+        "            data = LogObject(self._epoch, self._owner, number, changes).encode()\n"
+        "            create = partial(self._objects.create, log_name(number), data)\n"
+        "            threading.Thread(target=create).start()\n",
+        "a round is answered before its object is stored",
+        variant="objects",
+        says="was durable|stored as acknowledged|did not survive",
+    ),
+    Mutant(
+        "no-answer-is-an-answer",
+        "managed_ledger/objects/shipped_database.py",
+        "                try:\n"
+        "                    patience.wait(self._objects, error)\n"
+        "                except LogFencedError as given_up:\n"
+        "                    self._lose(str(given_up))\n"
+        "                    raise\n"
+        "                continue\n"
+        "            if not is_own:\n",
+        "                is_own = True\n            if not is_own:\n",
+        "what the storage has not answered is taken for stored",
+        variant="objects",
+        says="was durable|stored as acknowledged|did not survive",
+    ),
+    Mutant(
+        "serves-after-a-fence",
+        "managed_ledger/objects/shipped_database.py",
+        "            if not is_own:\n",
+        "            if not is_own and self._given_up.is_set():\n",
+        "an owner that finds another's object in its place goes on",
+        variant="objects",
+        says="a woken owner gave a receipt",
+    ),
+    Mutant(
+        "fences-deleted",
+        "managed_ledger/objects/bundle_checkpoints.py",
+        "without(range(before.start, start), self._fences)",
+        "without(range(before.start, start), ())",
+        "a checkpoint deletes the fences before it",
+        variant="objects",
+        says="a woken owner gave a receipt",
+    ),
+    Mutant(
+        "delivers-after-its-lease",
+        "postdate/broker/service/service.py",
+        "            may_deliver=owners.may_deliver,\n",
+        "            may_deliver=lambda _bundle: True,\n",
+        "a woken owner delivers, as its own clock is not asked",
+        variant="objects",
+        says="a woken owner delivered",
+    ),
+]
+"""Faults of owners of bundles on object storage."""

@@ -1,6 +1,6 @@
 """Judges the simulation: in how many seeds it finds each of the faults of `known_mutants.py`.
 
-    python tests/simulation/mutants.py [--group dispatcher tracker items found] [--seeds 300] [--only NAME]
+    python tests/simulation/mutants.py [--group items found owners] [--seeds 300] [--only NAME]
 
 Each fault is put into a copy of the project and seeds are run on it until one fails that passes without it; with
 `--all` every seed is run and those that fail are counted. `lab-book.md` has the last tables. A fault whose old
@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.simulation.known_mutants import DISPATCHER, FOUND, ITEMS, SCHEDULED, TRACKER, Mutant
+from tests.simulation.known_mutants import DISPATCHER, FOUND, ITEMS, OWNERS, SCHEDULED, TRACKER, Mutant
 from tests.simulation.whole_service.variants import variant_of
 
 PARTS: Final = (
@@ -36,7 +36,14 @@ PARTS: Final = (
     "tests/simulation",
     "tests/helpers",
 )
-GROUPS: Final = {"dispatcher": DISPATCHER, "tracker": TRACKER, "items": ITEMS, "found": FOUND, "scheduled": SCHEDULED}
+GROUPS: Final = {
+    "dispatcher": DISPATCHER,
+    "tracker": TRACKER,
+    "items": ITEMS,
+    "found": FOUND,
+    "scheduled": SCHEDULED,
+    "owners": OWNERS,
+}
 
 
 class MutantVerdict(NamedTuple):
@@ -69,11 +76,14 @@ def copy_project(folder: Path) -> None:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def run_seeds(folder: Path, seeds: Iterable[int], *, ends_at_first: bool, says: str = "") -> MutantVerdict:
+def run_seeds(
+    folder: Path, seeds: Iterable[int], *, ends_at_first: bool, mutant: Mutant | None = None
+) -> MutantVerdict:
     """Run seeds in a process of its own on the code in a folder; those fail that complain of what is said."""
     ran = subprocess.run(
         [sys.executable, "-P", str(folder / "tests/simulation/mutants.py"), "--run", json.dumps(list(seeds))]
-        + ["--says", says]
+        + (["--says", mutant.says] if mutant is not None else [])
+        + (["--variant", mutant.variant] if mutant is not None and mutant.variant is not None else [])
         + ([] if ends_at_first else ["--all"]),
         # Neither the folder that it is started in nor an installed project comes before the copy.
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(folder)},
@@ -88,11 +98,11 @@ def run_seeds(folder: Path, seeds: Iterable[int], *, ends_at_first: bool, says: 
     return MutantVerdict(len(lines), failed)
 
 
-def _run(seeds: Sequence[int], *, ends_at_first: bool, says: str) -> None:
+def _run(seeds: Sequence[int], variant: str | None, *, ends_at_first: bool, says: str) -> None:
     from tests.simulation.simulate import guarded
 
     for seed in seeds:
-        complaints = [one for one in guarded((seed, None)).complaints if re.search(says, one)]
+        complaints = [one for one in guarded((seed, variant)).complaints if re.search(says, one)]
         sys.stdout.write(json.dumps([seed, complaints[0] if complaints else ""]) + "\n")
         sys.stdout.flush()
         if complaints and ends_at_first:
@@ -104,7 +114,7 @@ def judge(mutant: Mutant, seeds: Sequence[int], *, ends_at_first: bool) -> Mutan
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         copy_project(Path(name))
         mutate(Path(name), mutant)
-        return run_seeds(Path(name), seeds, ends_at_first=ends_at_first, says=mutant.says)
+        return run_seeds(Path(name), seeds, ends_at_first=ends_at_first, mutant=mutant)
 
 
 def row_of(mutant: Mutant, verdict: MutantVerdict) -> str:
@@ -122,7 +132,7 @@ def main() -> int:
     """Judge the mutants; print a table in Markdown."""
     options = _options()
     if options.run is not None:
-        _run(options.run, ends_at_first=not options.all, says=options.says)
+        _run(options.run, options.variant, ends_at_first=not options.all, says=options.says)
         return 0
     chosen = [one for group in options.group for one in GROUPS[group] if not options.only or one.name in options.only]
     mutants, gone = [], []
@@ -187,6 +197,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="run all seeds of each mutant, and count")
     parser.add_argument("--check-without", action="store_true", help="leave out seeds that fail without a mutant")
     parser.add_argument("--says", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
     parser.add_argument("--run", type=json.loads, help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.simulation.whole_service.coverage import BOUNDS, Met, table
 from tests.simulation.whole_service.simulation import Result, Simulation
-from tests.simulation.whole_service.variants import KINDS, TRACKERS
+from tests.simulation.whole_service.variants import KINDS, OBJECTS, TRACKERS
 
 CPU_SECONDS_MAX: Final = 150
 """A run that takes longer spins; most take half a second, one in a thousand a minute and more."""
@@ -176,7 +176,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="repeat this seed alone, and show its trace")
     parser.add_argument(
         "--variant",
-        help=f"instead of the seed's own: KIND[+KIND...]/TRACKER of {', '.join(KINDS)} and {', '.join(TRACKERS)}",
+        help=f"instead of the seed's own: KIND[+KIND...]/TRACKER of {', '.join(KINDS)} and {', '.join(TRACKERS)}; "
+        f"with /{OBJECTS} at its end, or {OBJECTS} alone, the logs are on an object storage",
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a processor)")
     parser.add_argument("--failures", type=int, default=10, help="stop after so many seeds that fail (default 10)")

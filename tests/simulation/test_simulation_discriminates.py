@@ -3,11 +3,11 @@
 import pytest
 
 from tests.simulation.failed_seeds import FAILED_SEEDS, FailedSeed
-from tests.simulation.known_mutants import FOUND, ITEMS
+from tests.simulation.known_mutants import FOUND, ITEMS, OWNERS
 from tests.simulation.mutants import TextGoneError, judge
 from tests.simulation.simulate import report, simulate
 
-_MUTANTS = {mutant.name: mutant for mutant in (*ITEMS, *FOUND)}
+_MUTANTS = {mutant.name: mutant for mutant in (*ITEMS, *FOUND, *OWNERS)}
 
 
 # Each kind of fault is found like the others, so `make test` runs two.
@@ -20,12 +20,12 @@ def test_a_fault_that_is_put_back_fails_its_recorded_seed_which_passes_without_i
     """Where events or choices have changed since, the seed is another run: then another seed is to be recorded."""
     assert recorded.mutant is not None
     refresh = (
-        f"python tests/simulation/mutants.py --group items found --only {recorded.mutant} --small "
+        f"python tests/simulation/mutants.py --group items found owners --only {recorded.mutant} --small "
         "says which seed finds it first; record that one in failed_seeds.py"
     )
     mutant = _MUTANTS[recorded.mutant]
 
-    result = simulate(recorded.seed)
+    result = simulate(recorded.seed, recorded.variant)
     try:
         verdict = judge(mutant, [recorded.seed], ends_at_first=True)
     except TextGoneError as error:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.simulation.failed_seeds import FAILED_SEEDS
 from tests.simulation.simulate import first_seed_of_source, replay_command, report, simulate
+from tests.simulation.whole_service.variants import OBJECTS
 
 SECONDS_MAX = float(os.environ.get("SIMULATION_SECONDS", "60" if os.environ.get("CI") else "15"))
 """How long fresh seeds are run in one run of the tests; longer in CI."""
@@ -34,7 +35,8 @@ def test_a_seed_that_failed_once_fails_no_more(seed: int, variant: str | None) -
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(SECONDS_MAX + 600)
-def test_no_fresh_seed_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("variant", [None, OBJECTS])
+def test_no_fresh_seed_breaks_a_promise(variant: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     """The printed command repeats a failure; `SIMULATION_FIRST` begins at the same seed again."""
     first = int(os.environ.get("SIMULATION_FIRST", first_seed_of_source()))
     # Captured, so that every failure shows it: a worker of pytest-xdist has no terminal.
@@ -43,27 +45,36 @@ def test_no_fresh_seed_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> N
     seeds = deliveries = 0
     while seeds == 0 or time.monotonic() < until:
         try:
-            result = simulate(first + seeds)
+            result = simulate(first + seeds, variant)
         except BaseException as error:
             # Also where a time limit ends it.
-            error.add_note(f"replay: {replay_command(first + seeds)}")
+            error.add_note(f"replay: {replay_command(first + seeds, variant)}")
             raise
         seeds += 1
         deliveries += result.deliveries
 
-        assert not result.complaints, report(result)
+        assert not result.complaints, report(result, variant)
 
     with capsys.disabled():
         sys.stdout.write(f"\n{seeds} fresh seeds from {first} on, {deliveries} deliveries\n")
 
 
-@pytest.mark.parametrize("seed", [3, pytest.param(8, marks=pytest.mark.exhaustive), 21])
-def test_a_seed_is_the_same_run_in_every_process(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "variant"),
+    [
+        (3, None),
+        pytest.param(8, None, marks=pytest.mark.exhaustive),
+        (21, None),
+        (3, OBJECTS),
+        pytest.param(8, OBJECTS, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_seed_is_the_same_run_in_every_process(seed: int, variant: str | None) -> None:
     """Neither the order of sets nor earlier runs change a run: else a failing seed could not be repeated."""
     script = Path(__file__).parent / "simulate.py"
     ends = [
         subprocess.run(
-            [sys.executable, str(script), "--seed", str(seed)],
+            [sys.executable, str(script), "--seed", str(seed), *([] if variant is None else ["--variant", variant])],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
@@ -71,8 +82,8 @@ def test_a_seed_is_the_same_run_in_every_process(seed: int) -> None:
         ).stdout
         for hash_seed in ("1", "2")
     ]
-    digests = [simulate(seed).digest for _ in range(2)]
+    digests = [simulate(seed, variant).digest for _ in range(2)]
 
-    assert len(set(digests)) == 1, replay_command(seed)
+    assert len(set(digests)) == 1, replay_command(seed, variant)
     assert f"digest {digests[0]}" in ends[0]
-    assert ends[0] == ends[1], replay_command(seed)
+    assert ends[0] == ends[1], replay_command(seed, variant)

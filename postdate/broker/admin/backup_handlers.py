@@ -25,6 +25,9 @@ class BackupAnswer(Answer, kw_only=True):
     bytes: Annotated[Count, Meta(description="Their size")]
     new_files: Annotated[Count, Meta(description="Of these, what the backup of before did not have")]
     new_bytes: Count
+    missing: Annotated[
+        list[str], Meta(description="Bundles that no service had at that moment: what is there of them is older")
+    ]
 
 
 async def make_backup(served: Served, call: Call[BackupRequest]) -> BackupAnswer:
@@ -37,15 +40,15 @@ async def make_backup(served: Served, call: Call[BackupRequest]) -> BackupAnswer
 
         progress.searching = False
         try:
-            stored = await served.service.backups.make(target, on_bytes, replaces_other=call.asked.replace)
+            made = await served.service.backups.make(target, on_bytes, replaces_other=call.asked.replace)
         except (OSError, SnapshotStorageError) as error:
             raise RefusalError(503, f"The backup was not made: {error}", field="target", advice=_ADVICE) from error
-    manifest = stored.manifest
     return BackupAnswer(
         target=target,
-        **both("made", manifest.made_at_ms),
-        files=len(manifest.tables),
-        bytes=manifest.size_bytes,
-        new_files=stored.new_tables,
-        new_bytes=stored.new_bytes,
+        **both("made", made.made_at_ms),
+        files=made.files,
+        bytes=made.size_bytes,
+        new_files=made.new_files,
+        new_bytes=made.new_bytes,
+        missing=[str(one) for one in made.missing],
     )

@@ -6,17 +6,18 @@ Below `/postdate/v1` an unknown field is refused. Bodies for Pulsar's paths may 
 """
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache, partial
-from typing import Any, Final, Generic, NamedTuple, TypeVar, get_args
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, get_args
 
 import msgspec
 from aiohttp import hdrs, web
 
 from managed_ledger.positions.value_types import Json
 from postdate.broker.admin.refusal import RefusalError, is_own, refusal_of
+from postdate.broker.admin.replies import Merge
 from postdate.broker.admin.scheduled_requests import IDS_ADVICE, BackupRequest, Holding, SelectionRequest
 from postdate.broker.slices import Turns
 from postdate.broker.topics.topic_name import TopicName
@@ -29,6 +30,7 @@ LINES: Final = "application/x-ndjson"
 _JSON: Final = "application/json"
 
 _ACTIONS: Final = {
+    "move_bundle": "unload-bundle",
     "make_backup": "backup",
     "expire_all": "expire",
     "expire_through": "expire",
@@ -36,6 +38,13 @@ _ACTIONS: Final = {
     "seek_to_time": "seek",
 }
 """What the trail calls the changes of handlers, where it is not their name."""
+
+FORWARDED: Final = "Postdate-Forwarded"
+"""A header of a request of another service: how much of the answer is wanted (`WHOLE_ANSWER`, `PART`)."""
+FORWARDED_FOR: Final = "Postdate-Forwarded-For"
+"""A header of such a request: the address of the caller of the other service."""
+WHOLE_ANSWER: Final = "whole"
+PART: Final = "part"
 
 Asked = TypeVar("Asked")
 Made = TypeVar("Made")
@@ -58,6 +67,19 @@ class Needs(Enum):
     PRODUCE_AND_CONSUME = auto()
     """Both grants for the topic: a message is acknowledged, and a copy published."""
     SUPER_USER = auto()
+
+
+class Reach(Enum):
+    """Which of several services answers an endpoint, whichever is asked."""
+
+    ANY = auto()
+    """The one that is asked: its answer is about itself, or the same everywhere."""
+    TOPIC = auto()
+    """The one that has the topic in the path."""
+    FIRST = auto()
+    """The one that has the first bundle: changes of what all share are recorded there."""
+    ALL = auto()
+    """All of them; their answers are merged."""
 
 
 class Text(NamedTuple):
@@ -86,6 +108,9 @@ class Endpoint:
         options: The type of what its URL says, where the method is not GET; None where it says nothing.
         takes_lines: Whether the body may also be lines of JSON, each an object; the handler reads it (`objects_of`).
         is_recorded: Whether the trail (`postdate.broker.admin.trail`) records it, where it is no GET.
+        reach: Which of several services answers it; None for what `reaches` finds.
+        merge: Makes one answer of those of all services.
+        patience_s: How long a look at all services waits for each.
     """
 
     method: str
@@ -99,6 +124,9 @@ class Endpoint:
     options: Any = None
     takes_lines: bool = False
     is_recorded: bool = True
+    reach: Reach | None = None
+    merge: Merge | None = None
+    patience_s: float = 30.0
 
     @classmethod
     def look(
@@ -121,6 +149,17 @@ class Endpoint:
         is_change = self.is_recorded and self.method != hdrs.METH_GET
         name = self.handler.__name__
         return _ACTIONS.get(name, name.replace("_", "-")) if is_change else ""
+
+    @property
+    def reaches(self) -> Reach:
+        """Which of several services answers it."""
+        if self.reach is not None:
+            return self.reach
+        if self.merge is not None:
+            return Reach.ALL
+        if "{topic}" in self.path:
+            return Reach.TOPIC
+        return Reach.FIRST if self.action else Reach.ANY
 
     @property
     def is_body_optional(self) -> bool:
@@ -157,6 +196,8 @@ ROLE: Final = web.RequestKey("role", str)
 """Set by the access middleware; without it callers are not authenticated."""
 CALLER: Final = web.RequestKey("caller", Caller)
 """Set by the access middleware; without it the caller may see everything."""
+ADDRESS: Final = web.RequestKey("address", str)
+"""Set where another service forwards the request and is believed; the address of its caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +225,8 @@ class Call(Generic[Asked]):
 
     @property
     def address(self) -> str:
-        """The IP address from which the request came."""
-        return self.request.remote or ""
+        """The IP address from which the request came; of one that is forwarded, where that is believed, the first."""
+        return self.request.get(ADDRESS) or self.request.remote or ""
 
     @property
     def is_dry_run(self) -> bool:
@@ -211,26 +252,69 @@ Record = Callable[[Endpoint, Call[Any], object], None]
 """Records a change with its answer, or with the error in which it ended."""
 
 
-def routes_of(endpoints: Iterable[Endpoint], served_by: object, record: Record = lambda *_: None) -> list[web.RouteDef]:
-    """Return the routes of endpoints, to be given to `start_web`; their handlers get `served_by`."""
+Handle = Callable[[], Awaitable[object]]
+"""Answers a request for this service alone."""
+
+
+class Elsewhere(Protocol):
+    """The other services of a cluster, as the endpoints know them."""
+
+    def address_told(self, request: web.Request) -> str | None:
+        """Return the address that another service says its caller has; None where it is not to be believed."""
+
+    async def forwarded(self, endpoint: Endpoint, request: web.Request) -> web.StreamResponse | None:
+        """Have the request answered by the service that it is about; None where this one is to answer."""
+
+    async def merged(self, endpoint: Endpoint, call: "Call[Any]", own: Handle) -> object:
+        """Return the answer of all services."""
+
+    async def metrics(self, request: web.Request, own: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """Return the metrics of all services, piece by piece."""
+
+
+def routes_of(
+    endpoints: Iterable[Endpoint],
+    served_by: object,
+    record: Record = lambda *_: None,
+    elsewhere: Elsewhere | None = None,
+) -> list[web.RouteDef]:
+    """Return the routes of endpoints, to be given to `start_web`.
+
+    Args:
+        endpoints: Rows of the table.
+        served_by: What the handlers get.
+        record: Records changes.
+        elsewhere: The other services; None for one that is alone.
+    """
     return [
         (web.get if one.method == hdrs.METH_GET else partial(web.route, one.method))(
-            one.path, partial(_answer, one, served_by, record)
+            one.path, partial(_answer, one, served_by, record, elsewhere)
         )
         for one in endpoints
     ]
 
 
-async def _answer(endpoint: Endpoint, served_by: object, record: Record, request: web.Request) -> web.StreamResponse:
+async def _answer(
+    endpoint: Endpoint, served_by: object, record: Record, elsewhere: Elsewhere | None, request: web.Request
+) -> web.StreamResponse:
+    if elsewhere is not None:
+        if address := elsewhere.address_told(request):
+            request[ADDRESS] = address
+        if (response := await elsewhere.forwarded(endpoint, request)) is not None:
+            return response
     asked = await _asked(endpoint, request)
     options = None
     if endpoint.options is not None:
         options = _of_fields(endpoint.options, _query(request), is_text=True, refuses_unknown=is_own(endpoint.path))
     call = Call(request, asked, options)
+    handle: Handle = partial(endpoint.handler, served_by, call)
+    if elsewhere is not None and endpoint.merge is not None and not is_part(request):
+        handle = partial(elsewhere.merged, endpoint, call, handle)
+    # A part, too: any caller can ask for one, and each service has changed what is its own.
     if endpoint.action and not call.is_dry_run:
-        found = await _recorded(endpoint, served_by, call, record)
+        found = await _recorded(endpoint, call, handle, record)
     else:
-        found = await endpoint.handler(served_by, call)
+        found = await handle()
     if isinstance(found, web.StreamResponse):
         return found
     if found is None or (options is not None and not call.is_dry_run):
@@ -238,10 +322,15 @@ async def _answer(endpoint: Endpoint, served_by: object, record: Record, request
     return compressed(msgspec.json.encode(found), "application/json")
 
 
-async def _recorded(endpoint: Endpoint, served_by: object, call: Call[Any], record: Record) -> object:
+def is_part(request: web.Request) -> bool:
+    """Whether another service asks for the part of this one in its answer."""
+    return request.headers.get(FORWARDED) == PART
+
+
+async def _recorded(endpoint: Endpoint, call: Call[Any], handle: Handle, record: Record) -> object:
     """Make a change and record it, unless it is refused: below 500 nothing has changed."""
     try:
-        found = await endpoint.handler(served_by, call)
+        found = await handle()
     except BaseException as error:
         # A stop cancels what takes too long, in the middle.
         refusal = refusal_of(call.request, error) if isinstance(error, Exception) else None
@@ -271,7 +360,7 @@ async def _asked(endpoint: Endpoint, request: web.Request) -> Any:
         _of_fields(None, _query(request), is_text=True, refuses_unknown=True)
     if endpoint.request is None or endpoint.takes_lines:
         return None
-    data = await _body(request)
+    data = await body_of(request)
     if not data and endpoint.is_body_optional:
         return endpoint.body_if_none
     if request.content_type != _JSON:
@@ -307,7 +396,7 @@ async def objects_of(
     if not is_lines and request.content_type != _JSON:
         raise _wrong_type(request, f"{_JSON}, or {LINES} for an object in each line")
     advice = f"Send up to {count_max} lines and {bytes_max} bytes in one request"
-    data = await _body(request.clone(client_max_size=bytes_max), advice=advice)
+    data = await body_of(request.clone(client_max_size=bytes_max), advice=advice)
     if not is_lines:
         return [made(data)]
     lines = data.splitlines()
@@ -329,7 +418,12 @@ def _wrong_type(request: web.Request, wanted: str) -> RefusalError:
     return RefusalError(415, error, field="Content-Type", advice=f"Send JSON with Content-Type: {_JSON}")
 
 
-async def _body(request: web.Request, *, advice: str = IDS_ADVICE) -> bytes:
+async def body_of(request: web.Request, *, advice: str = IDS_ADVICE) -> bytes:
+    """Return the body, decoded.
+
+    Raises:
+        RefusalError: It is too large, or cannot be decoded.
+    """
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:

@@ -4,7 +4,8 @@ A new endpoint is a new row: method, path, what its caller needs, the types of t
 handler, whose docstring is the summary (`postdate.broker.admin.endpoint`). The handlers are in `port_handlers` (health,
 metrics and the page), `pulsar_handlers` and `topic_handlers` (`/admin/v2`), and `scheduled_handlers`,
 `publishing_handlers` and `backup_handlers` (`/postdate/v1`). What is no GET goes into the trail by the name of its
-handler, unless its row says that it is a look.
+handler, unless its row says that it is a look. Where there are several services, a request about a topic is answered by
+the one that has it, and of a row with `merge` by all (`postdate.broker.admin.forwarding`).
 """
 
 from functools import cache
@@ -14,13 +15,16 @@ from msgspec import Meta
 
 from managed_ledger.positions.value_types import Json
 from postdate.broker.admin import backup_handlers as backups
+from postdate.broker.admin import cluster_handlers as cluster
+from postdate.broker.admin import merging
 from postdate.broker.admin import port_handlers as port
 from postdate.broker.admin import publishing_handlers as publishing
 from postdate.broker.admin import pulsar_handlers as pulsar
 from postdate.broker.admin import scheduled_handlers as scheduled
 from postdate.broker.admin import topic_handlers as topics
-from postdate.broker.admin.endpoint import Call, Endpoint, Handler, Needs, Text
+from postdate.broker.admin.endpoint import Call, Endpoint, Handler, Needs, Reach, Text
 from postdate.broker.admin.openapi import document_of
+from postdate.broker.admin.replies import whole
 from postdate.broker.admin.scheduled_requests import (
     BackupRequest,
     Count,
@@ -48,6 +52,7 @@ _TOPICS: Final = "/admin/v2/persistent/{tenant}/{namespace}"
 _PERSISTENT: Final = f"{_TOPICS}/{{topic}}"
 _V1: Final = "/postdate/v1"
 _TOPIC: Final = f"{_V1}/topics/{{tenant}}/{{namespace}}/{{topic}}"
+_STATE_PATIENCE_S: Final = 3.0
 _OK: Final = Text("text/plain", "ok")
 _METRICS: Final = Text("text/plain", "Prometheus's text format")
 
@@ -62,7 +67,17 @@ PORT_ENDPOINTS: Final = (
     Endpoint(
         "GET", "/readyz", Needs.NOTHING, None, _OK, port.readyz, failing=Text("text/plain", "Why it takes no messages")
     ),
-    Endpoint("GET", "/health", Needs.NOTHING, None, port.Health, port.health, failing=port.Health),
+    Endpoint(
+        "GET",
+        "/health",
+        Needs.NOTHING,
+        None,
+        port.Health,
+        port.health,
+        failing=port.Health,
+        merge=merging.health_of_all,
+        patience_s=_STATE_PATIENCE_S,
+    ),
     Endpoint(
         "GET",
         "/admin/v2/brokers/health",
@@ -71,6 +86,8 @@ PORT_ENDPOINTS: Final = (
         _OK,
         port.broker_health,
         failing=Text("text/plain", "The parts that fail, a line each"),
+        merge=merging.health_lines_of_all,
+        patience_s=_STATE_PATIENCE_S,
     ),
     Endpoint("GET", "/metrics", Needs.METRICS, None, _METRICS, port.metrics),
     Endpoint("GET", "/metrics/", Needs.METRICS, None, _METRICS, port.metrics, name="metricsWithSlash"),
@@ -97,6 +114,7 @@ def _of_topics() -> tuple[Endpoint, ...]:
     """Return Pulsar's endpoints that list, make, empty and remove topics and subscriptions, and show messages."""
     look, consume, owner = Needs.PRODUCE_OR_CONSUME, Needs.CONSUME, Needs.SUPER_USER
     one, names, message = f"{_PERSISTENT}/subscription/{{subscription}}", list[str], Text("*/*", "The payload")
+    joined = whole(names, merging.all_names)
     expiring, affected, dry_run = "expireMessages/{seconds}", answers.Affected, topics.DryRun
 
     def change(path: str, request: Any, handler: Handler) -> Endpoint:
@@ -106,12 +124,21 @@ def _of_topics() -> tuple[Endpoint, ...]:
         return Endpoint("DELETE", path, needs, None, affected, handler, options=topics.Removal)
 
     return (
-        Endpoint("GET", "/admin/v2/tenants", Needs.ROLE, None, names, topics.list_tenants),
-        Endpoint("GET", "/admin/v2/namespaces/{tenant}", Needs.ROLE, None, names, topics.list_namespaces),
+        Endpoint("GET", "/admin/v2/tenants", Needs.ROLE, None, names, topics.list_tenants, merge=joined),
+        Endpoint("GET", "/admin/v2/namespaces/{tenant}", Needs.ROLE, None, names, topics.list_namespaces, merge=joined),
         Endpoint(
-            "GET", f"{_NAMESPACE}/topics", Needs.ROLE, None, names, topics.list_topics, name="listTopicsOfNamespace"
+            "GET",
+            f"{_NAMESPACE}/topics",
+            Needs.ROLE,
+            None,
+            names,
+            topics.list_topics,
+            name="listTopicsOfNamespace",
+            merge=joined,
         ),
-        Endpoint("GET", _TOPICS, Needs.ROLE, None, names, topics.list_topics, name="listPersistentTopics"),
+        Endpoint(
+            "GET", _TOPICS, Needs.ROLE, None, names, topics.list_topics, name="listPersistentTopics", merge=joined
+        ),
         Endpoint("PUT", _PERSISTENT, owner, None, None, topics.create_topic),
         removal(_PERSISTENT, owner, topics.delete_topic),
         Endpoint("PUT", f"{_PERSISTENT}/unload", owner, None, None, topics.unload_topic),
@@ -163,8 +190,24 @@ SERVICE_ENDPOINTS: Final = (
     ),
     Endpoint("POST", f"{_TOPIC}/pause", Needs.SUPER_USER, Pause, answers.PausesAnswer, scheduled.pause),
     Endpoint("POST", f"{_TOPIC}/resume", Needs.SUPER_USER, Resume, answers.PausesAnswer, scheduled.resume),
-    Endpoint("GET", f"{_V1}/topics", Needs.ROLE, ListTopics, answers.Topics, scheduled.list_topics),
-    Endpoint("GET", f"{_V1}/totals", Needs.ROLE, None, answers.Totals, scheduled.totals),
+    Endpoint(
+        "GET",
+        f"{_V1}/topics",
+        Needs.ROLE,
+        ListTopics,
+        answers.Topics,
+        scheduled.list_topics,
+        merge=whole(answers.Topics, merging.topics_of_all),
+    ),
+    Endpoint(
+        "GET",
+        f"{_V1}/totals",
+        Needs.ROLE,
+        None,
+        answers.Totals,
+        scheduled.totals,
+        merge=whole(answers.Totals, merging.sums),
+    ),
     Endpoint("GET", _TOPIC, _LOOK, None, answers.TopicAnswer, scheduled.get_topic),
     Endpoint("GET", f"{_TOPIC}/subscriptions", _LOOK, None, answers.Subscriptions, scheduled.list_subscriptions),
     Endpoint(
@@ -183,11 +226,63 @@ SERVICE_ENDPOINTS: Final = (
     *Endpoint.look(f"{_TOPIC}/scheduled/histogram", _LOOK, Count, answers.HistogramAnswer, scheduled.histogram),
     *Endpoint.look(f"{_TOPIC}/explain", _CONSUME, Explain, answers.Explanation, scheduled.explain),
     Endpoint("POST", f"{_TOPIC}/keys", _LOOK, Key, KeyStatusAnswer, scheduled.keys, is_recorded=False),
-    Endpoint("POST", f"{_V1}/backup", Needs.SUPER_USER, BackupRequest, backups.BackupAnswer, backups.make_backup),
     Endpoint(
-        "GET", f"{_V1}/operations/{{operation}}", Needs.ROLE, None, answers.OperationAnswer, scheduled.get_operation
+        "POST",
+        f"{_V1}/backup",
+        Needs.SUPER_USER,
+        BackupRequest,
+        backups.BackupAnswer,
+        backups.make_backup,
+        merge=whole(backups.BackupAnswer, merging.backup_of_all),
     ),
-    Endpoint("GET", f"{_V1}/trail", Needs.ROLE, ListTrail, TrailAnswer, scheduled.list_trail),
+    Endpoint(
+        "GET",
+        f"{_V1}/operations/{{operation}}",
+        Needs.ROLE,
+        None,
+        answers.OperationAnswer,
+        scheduled.get_operation,
+        merge=whole(answers.OperationAnswer, merging.operation_of_all),
+    ),
+    Endpoint(
+        "GET",
+        f"{_V1}/trail",
+        Needs.ROLE,
+        ListTrail,
+        TrailAnswer,
+        scheduled.list_trail,
+        merge=whole(TrailAnswer, merging.trail_of_all),
+    ),
+    Endpoint(
+        "GET",
+        f"{_V1}/cluster",
+        Needs.SUPER_USER,
+        None,
+        cluster.ClusterAnswer,
+        cluster.get_cluster,
+        merge=merging.cluster_of_all,
+        patience_s=_STATE_PATIENCE_S,
+    ),
+    Endpoint(
+        "POST",
+        f"{_V1}/cluster/unload",
+        Needs.SUPER_USER,
+        cluster.Unload,
+        cluster.ClusterAnswer,
+        cluster.move_bundle,
+        reach=Reach.ANY,
+    ),
+    Endpoint("GET", f"{_NAMESPACE}/bundles", Needs.ROLE, None, PulsarObject, cluster.list_bundles),
+    Endpoint(
+        "PUT",
+        f"{_NAMESPACE}/{{bundle}}/unload",
+        Needs.SUPER_USER,
+        None,
+        None,
+        cluster.unload_bundle,
+        options=cluster.UnloadOptions,
+        reach=Reach.ANY,
+    ),
     Endpoint("GET", f"{_V1}/openapi.json", Needs.ROLE, None, Json, openapi),
     Endpoint(
         "GET",
@@ -196,6 +291,16 @@ SERVICE_ENDPOINTS: Final = (
         None,
         PulsarObject,
         pulsar.look_up,
+        reach=Reach.ANY,
+    ),
+    Endpoint(
+        "GET",
+        "/lookup/v2/topic/persistent/{tenant}/{namespace}/{topic}/bundle",
+        _LOOK,
+        None,
+        Text("text/plain", "Its range of hashes, as Pulsar writes it"),
+        cluster.bundle_of_topic,
+        reach=Reach.ANY,
     ),
     Endpoint("GET", f"{_PERSISTENT}/stats", _LOOK, None, PulsarObject, pulsar.stats),
     Endpoint("GET", f"{_PERSISTENT}/internalStats", _LOOK, None, PulsarObject, pulsar.internal_stats),

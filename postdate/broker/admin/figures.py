@@ -13,7 +13,9 @@ from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.durations import DurationHistogram
 from managed_ledger.writing.append_stats import AppendWindow
 from postdate.broker.admin.exposition import Labels
+from postdate.broker.ownership.owners import LeaseFigures
 from postdate.broker.topics.figures import SubscriptionCounters, SubscriptionSnapshot, TopicCounts, TopicSnapshot
+from snapshot_storage.s3.requests import RequestCounts
 from tracker.stats import TrackerCounters, TrackerStats
 
 T = TypeVar("T")
@@ -36,6 +38,10 @@ class StoreSnapshot:
     """The bytes that are free for the service's user."""
     clock_steps: int = 0
     """How often the wall clock was set."""
+    object_storage: RequestCounts | None = None
+    """What was asked of object storage; None where the log is in a folder."""
+    leases: LeaseFigures | None = None
+    """Of this service among those of a prefix; None where the log is in a folder."""
     last_backup_s: float | None = None
     """When the last backup of this process was made, by the wall clock; None before the first."""
 

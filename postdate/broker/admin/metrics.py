@@ -35,8 +35,10 @@ from postdate.broker.admin.figures import (
     StoreSnapshot,
 )
 from postdate.broker.event_loop import TURN_SECONDS, LoopTurns
+from postdate.broker.ownership.owners import LeaseFigures
 from postdate.broker.slices import in_slices
 from postdate.broker.topics.figures import TopicSnapshot
+from snapshot_storage.s3.requests import SECONDS, RequestCounts
 from tracker.stats import LATENCY_LABELS, TrackerCounters, TrackerStats, summed
 
 T = TypeVar("T")
@@ -342,13 +344,63 @@ def _store_lines(store: StoreSnapshot, labels: Labels) -> Iterator[bytes]:
             store.last_backup_s,
         ),
     ):
-        if value is not None:
-            yield from family(name, documentation, [(label_text(labels), value)])
+        # Without a sample, too: all services of a cluster write the same families in the same order.
+        yield from family(name, documentation, [] if value is None else [(label_text(labels), value)])
+    if store.object_storage is not None:
+        yield from _request_lines(store.object_storage, labels)
+    if store.leases is not None:
+        yield from _lease_lines(store.leases, labels)
     yield from family(
         "postdate_clock_steps_total",
         "How often the wall clock was set, or the machine slept; periodic work began anew from then.",
         [(label_text(labels), store.clock_steps)],
     )
+
+
+def _lease_lines(leases: LeaseFigures, labels: Labels) -> Iterator[bytes]:
+    for name, documentation, value in (
+        ("postdate_cluster_services", "Services of the prefix that live, as this one sees them.", leases.members),
+        ("postdate_owned_bundles", "Bundles that are open here.", leases.owned_bundles),
+        (
+            "postdate_lease_renewal_age_seconds",
+            "Seconds since the last renewal of this service's lease that counts; no sample while there is none.",
+            leases.renewal_age_s,
+        ),
+        (
+            "postdate_bundle_takeovers_total",
+            "Bundles that were opened here after their service had died.",
+            leases.takeovers,
+        ),
+        (
+            "postdate_lease_lapses_total",
+            "How often this service could not renew for a whole lease, and gave up its bundles.",
+            leases.lapses,
+        ),
+    ):
+        yield from family(name, documentation, [] if value is None else [(label_text(labels), value)])
+
+
+def _request_lines(counts: RequestCounts, labels: Labels) -> Iterator[bytes]:
+    prefix = "postdate_object_storage"
+    requests = (
+        (label_text({**labels, "operation": operation, "outcome": outcome}), count)
+        for (operation, outcome), count in counts.requests.items()
+    )
+    yield from family(
+        f"{prefix}_requests_total",
+        "Requests to object storage: done, condition (an object is there or is not), busy (refused for now), failed.",
+        requests,
+    )
+    for name, documentation, values in (
+        ("sent_bytes_total", "Bytes of objects that were sent to object storage.", counts.sent_bytes),
+        ("received_bytes_total", "Bytes of objects that came from object storage.", counts.received_bytes),
+    ):
+        samples = ((label_text({**labels, "operation": operation}), value) for operation, value in values.items())
+        yield from family(f"{prefix}_{name}", documentation, samples)
+    name = f"{prefix}_request_seconds"
+    yield _head(name, "How long requests to object storage took, each to its answer.")
+    for operation, ranges in counts.seconds.items():
+        yield _histogram(name, {**labels, "operation": operation}, SECONDS, ranges, counts.seconds_sum[operation])
 
 
 def _turn_lines(turns: LoopTurns, labels: Labels) -> Iterator[bytes]:

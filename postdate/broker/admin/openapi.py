@@ -33,6 +33,7 @@ _PARTS: Final = {
     "ledger": "The ledger of a message id",
     "entry": "Its entry",
     "operation": "The value of the header Operation-Id of a request",
+    "bundle": "A range of hashes, as Pulsar writes it",
     "file": "The path of a file of the page",
 }
 _SUFFIX: Final = re.compile(r"(?<=\w)(Answer|Request)$")

@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from managed_ledger.positions.value_types import Json
-from postdate.broker.admin.endpoint import Call
+from postdate.broker.admin.endpoint import Call, Elsewhere
 from postdate.broker.page.routes import page_response
 from postdate.broker.scheduled.answers import Count
 
@@ -43,6 +43,7 @@ class PortState:
         problems: Gives the present failures of the service, one text each.
         unready: Gives the reason why no message can be taken, None while they are; it holds no secret.
         is_guarded: Whether callers need credentials, so that `/health` lists no problems.
+        elsewhere: The other services; None for one that is alone.
     """
 
     metrics: Callable[[], AsyncGenerator[bytes, None]]
@@ -50,6 +51,7 @@ class PortState:
     problems: Callable[[], Awaitable[list[str]]]
     unready: Callable[[], str | None]
     is_guarded: bool
+    elsewhere: Elsewhere | None = None
 
 
 async def livez(_: PortState, __: Call[None]) -> web.Response:
@@ -90,7 +92,10 @@ async def metrics(state: PortState, call: Call[None]) -> web.StreamResponse:
         return web.Response(headers=headers)
     response = web.StreamResponse(headers=headers)
     response.enable_compression()
-    async with aclosing(_large_pieces(state.metrics())) as pieces:
+    text = state.metrics()
+    if state.elsewhere is not None:
+        text = await state.elsewhere.metrics(request, text)
+    async with aclosing(_large_pieces(text)) as pieces:
         try:
             async for piece in pieces:
                 if not response.prepared:

@@ -24,7 +24,7 @@ from postdate.command_line.milliseconds import YEAR_1990_MS
 
 _MESSAGES_MAX: Final = 1_000
 """Messages in one request: they are appended in one turn of the event loop, some milliseconds."""
-_BODY_PER_MESSAGE: Final = 2
+BODY_PER_MESSAGE: Final = 2
 """How much larger a body may be than the largest message: base64 takes a third more, and JSON escapes some letters."""
 
 
@@ -90,7 +90,7 @@ async def publish(served: Served, call: Call[None]) -> PublishedIds:
         call.request,
         Publish,
         message_of,
-        bytes_max=_BODY_PER_MESSAGE * served.service.config.message_size_max,
+        bytes_max=BODY_PER_MESSAGE * served.service.config.message_size_max,
         count_max=_MESSAGES_MAX,
     )
     if call.caller is not None and not call.caller.may_read(call.topic_name):
@@ -131,7 +131,7 @@ async def _topic(served: Served, call: Call[None], messages: list[NewMessage], *
         advice = "Name a subscription that is to get it: both are made"
         raise RefusalError(404, f"There is no topic {name.short}, so nobody would get it", field="topic", advice=advice)
     # Nothing is made for a message that is refused.
-    await served.producer.entries_of(messages, served.service.policies.applied(name).enforced_delay_ms_max)
+    await served.producer.entries_of(messages, served.service.applied_policies(name).enforced_delay_ms_max)
     return await topics.get_or_create(name)
 
 

@@ -47,10 +47,17 @@ class KeyQuery(Struct, rename="camel"):
     key_base64: Annotated[str, Meta(description="A key that is no text; either this or key")] | UnsetType = UNSET
 
 
-async def look_up(served: Served, _: Call[None]) -> Json:
+async def look_up(served: Served, call: Call[None]) -> Json:
     """Where clients of Pulsar's protocol connect for a topic, which need not exist."""
-    plain, tls = served.service.service_url, served.service.service_url_tls
-    found = {"brokerUrl": plain, "nativeUrl": plain, "brokerUrlTls": tls}
+    owner = served.service.look_up(call.topic_name).addresses
+    plain, tls = owner.service_url, owner.service_url_tls
+    found = {
+        "brokerUrl": plain,
+        "brokerUrlTls": tls,
+        "httpUrl": owner.web_url,
+        "httpUrlTls": owner.web_url_tls,
+        "nativeUrl": plain,
+    }
     return {name: url for name, url in found.items() if url is not None}
 
 
@@ -90,9 +97,9 @@ async def key_status(served: Served, call: Call[KeyQuery]) -> KeyStatusAnswer:
 async def get_policies(served: Served, call: Call[Applied]) -> web.Response | DelayedDeliveryPolicies:
     """Its own policies of delayed delivery; an empty body for none."""
     owner = _owner_of_policies(served, call)
-    policies = served.service.policies.of(owner)
+    policies = served.service.own_policies(owner)
     if isinstance(owner, TopicName) and call.asked.applied.lower() == "true":
-        policies = served.service.policies.applied(owner)
+        policies = served.service.applied_policies(owner)
     return web.Response() if policies is None else policies
 
 

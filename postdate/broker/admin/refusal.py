@@ -11,10 +11,11 @@ from typing import Final
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from managed_ledger.errors import AppendRefusedError, BackupError, LedgerError
+from managed_ledger.errors import AppendRefusedError, BackupError, LedgerError, LedgerWriteError, LogFencedError
 from postdate.broker.errors import (
     InvalidTopicNameError,
     NotAllowedError,
+    NotServedError,
     ProducerBusyError,
     SnapshotsLeftError,
     TopicClosedError,
@@ -101,7 +102,7 @@ def refusal_of(request: web.Request, error: Exception) -> RefusalError | None:
             return RefusalError(404 if is_own(request.path) else 412, str(error), field="topic", advice=advice)
         case NotAllowedError():
             return RefusalError(412, str(error))
-        case TopicClosedError() | SnapshotsLeftError():
+        case NotServedError() | TopicClosedError() | SnapshotsLeftError():
             return RefusalError(503, str(error), advice="Repeat it")
         case ProducerBusyError():
             return RefusalError(409, str(error), advice="Repeat it when that producer is closed")
@@ -121,6 +122,9 @@ def refusal_of(request: web.Request, error: Exception) -> RefusalError | None:
             return RefusalError(507, str(error), advice="Give the log more room, and repeat")
         case BackupError():
             return RefusalError(409, str(error), field="target", advice="The backups that there are stay as they are")
+        case LedgerWriteError(__cause__=LogFencedError()):
+            advice = "Look whether it was before you repeat it; a message that has an id of its own is stored once"
+            return RefusalError(503, f"Whether it was carried out is not known: {error.__cause__}", advice=advice)
         case LedgerError():
             advice = "See /health and the service's log; to repeat it is safe, but for skip of a number"
             return RefusalError(503, f"The log cannot be used now: {error}", advice=advice)

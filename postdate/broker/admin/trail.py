@@ -8,6 +8,7 @@ The list is bounded for each action: a program that cancels its messages one by 
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
@@ -73,7 +74,50 @@ class TrailAnswer(Answer, kw_only=True):
     entries: list[TrailEntry]
 
 
-class Trail:
+class TrailBook(ABC):
+    """Who changed what, as the endpoints and the connections know it."""
+
+    @abstractmethod
+    def newest_first(self) -> Iterator[TrailEntry]:
+        """Give the entries that are kept, the last change first."""
+
+    @abstractmethod
+    def add(
+        self,
+        *,
+        role: str | None,
+        address: str,
+        action: str,
+        topic: str,
+        subscription: str | None,
+        selection: str,
+        count: int | None,
+        outcome: str = DONE,
+    ) -> None:
+        """Record a change; the arguments are the fields of an entry."""
+
+    def record(self, endpoint: Endpoint, call: Call[Any], found: object) -> None:
+        """Record a change.
+
+        Args:
+            endpoint: What was asked for.
+            call: The request.
+            found: The answer, or the error in which it ended; one without a text is the end of the service.
+        """
+        parts = call.request.match_info
+        self.add(
+            role=call.role,
+            address=call.address,
+            action=endpoint.action,
+            topic="/".join(parts[one] for one in ("tenant", "namespace", "topic") if one in parts),
+            subscription=parts.get("subscription") or getattr(call.asked, "subscription", None),
+            selection=_told(call),
+            count=_count_of(found),
+            outcome=f"failed: {str(found) or 'interrupted'}" if isinstance(found, BaseException) else DONE,
+        )
+
+
+class Trail(TrailBook):
     """The changes that the log of the service tells and its store keeps the last ones of.
 
     Args:
@@ -101,26 +145,6 @@ class Trail:
         """Give the entries that are kept, the last change first."""
         all_of = ((number, one) for of_action in self._entries.values() for number, one in of_action.items())
         return (one for _, one in sorted(all_of, key=lambda one: one[0], reverse=True))
-
-    def record(self, endpoint: Endpoint, call: Call[Any], found: object) -> None:
-        """Record a change.
-
-        Args:
-            endpoint: What was asked for.
-            call: The request.
-            found: The answer, or the error in which it ended; one without a text is the end of the service.
-        """
-        parts = call.request.match_info
-        self.add(
-            role=call.role,
-            address=call.address,
-            action=endpoint.action,
-            topic="/".join(parts[one] for one in ("tenant", "namespace", "topic") if one in parts),
-            subscription=parts.get("subscription") or getattr(call.asked, "subscription", None),
-            selection=_told(call),
-            count=_count_of(found),
-            outcome=f"failed: {str(found) or 'interrupted'}" if isinstance(found, BaseException) else DONE,
-        )
 
     def add(
         self,

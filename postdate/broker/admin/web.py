@@ -16,7 +16,7 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.typedefs import Handler, Middleware
 
-from postdate.broker.admin.endpoint import routes_of
+from postdate.broker.admin.endpoint import Elsewhere, routes_of
 from postdate.broker.admin.endpoints import PORT_ENDPOINTS
 from postdate.broker.admin.port_handlers import PortState
 from postdate.broker.admin.refusal import RefusalError, refusals_as_json
@@ -95,6 +95,8 @@ async def start_web(
     access: Middleware | None = None,
     audience: WebAudience | None = None,
     admission: Admission | None = None,
+    elsewhere: Elsewhere | None = None,
+    inherited: tuple[int, ...] = (),
 ) -> WebServer:
     """Listen on one port or two.
 
@@ -112,6 +114,8 @@ async def start_web(
         access: Middleware that refuses callers; None lets every caller in. With it, `/health` lists no problems.
         audience: Chooses the requests that are meant for this port; None takes all.
         admission: Counts connections; one too many is answered with a 503. None takes all.
+        elsewhere: The other services, whose health and metrics are told, too; None for one that is alone.
+        inherited: The sockets of the port without TLS, by their file descriptors, where another process has bound them.
 
     Raises:
         OSError: The port cannot be listened on.
@@ -122,8 +126,15 @@ async def start_web(
     if access is not None:
         middlewares.append(access)
     app = web.Application(middlewares=middlewares)
-    state = PortState(metrics=metrics, health=health, problems=problems, unready=unready, is_guarded=access is not None)
-    app.router.add_routes([*routes_of(PORT_ENDPOINTS, state), *routes])
+    state = PortState(
+        metrics=metrics,
+        health=health,
+        problems=problems,
+        unready=unready,
+        is_guarded=access is not None,
+        elsewhere=elsewhere,
+    )
+    app.router.add_routes([*routes_of(PORT_ENDPOINTS, state, elsewhere=elsewhere), *routes])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     await runner.setup()
     handlers = runner.server
@@ -134,7 +145,7 @@ async def start_web(
 
     server = WebServer(runner, listeners := [])
     try:
-        for number, contexts in ((port, None), (port_tls, tls)):
+        for number, contexts, sockets in ((port, None, inherited), (port_tls, tls, ())):
             if number is not None:
                 one = Port(
                     host=host,
@@ -142,6 +153,7 @@ async def start_web(
                     factory=new_connection,
                     handshake_timeout_s=connect_timeout_s,
                     tls=contexts,
+                    inherited=sockets,
                 )
                 listeners.append(await listen(one))
     except OSError:

@@ -6,6 +6,7 @@ wrong, 403 that the role is not permitted (Pulsar answers 401 to some of these).
 """
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -44,6 +45,7 @@ def access_middleware(
     *,
     now_ms: Clock,
     is_metrics_authenticated: bool,
+    role_told: Callable[[web.Request], str | None] = lambda _: None,
 ) -> Middleware:
     """Return the middleware that checks the caller of every endpoint, to be given to `start_web`.
 
@@ -52,6 +54,7 @@ def access_middleware(
         authorizer: Knows the permissions of a role; None permits everything.
         now_ms: The clock.
         is_metrics_authenticated: Whether `/metrics` is for authenticated callers only.
+        role_told: Gives the role that another service has found, None where a request is of none that is believed.
     """
 
     @web.middleware
@@ -59,7 +62,8 @@ def access_middleware(
         needs = _needs_of(request)
         if needs is Needs.NOTHING or (needs is Needs.METRICS and not is_metrics_authenticated):
             return await handler(request)
-        role = request[ROLE] = _authenticated(request, authenticator, now_ms())
+        told = role_told(request)
+        role = request[ROLE] = _authenticated(request, authenticator, now_ms()) if told is None else told
         if authorizer is not None and needs is not Needs.METRICS:
             _authorize(request, needs, role, authorizer)
         return await handler(request)

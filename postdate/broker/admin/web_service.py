@@ -6,17 +6,20 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from typing import Final, Protocol
 
-from managed_ledger.objects.checkpoints import OnBytes, StoredCheckpoint
+from managed_ledger.bundles import BundleRange
+from managed_ledger.objects.checkpoints import OnBytes
+from managed_ledger.objects.place_checkpoints import MadeBackup
 from postdate.broker.admin.refusal import RefusalError
-from postdate.broker.admin.trail import Trail
+from postdate.broker.admin.trail import TrailBook
 from postdate.broker.authorization.grants import Actions, GrantBook
 from postdate.broker.configuration.config import BrokerConfig
+from postdate.broker.ownership.owners import Owners, ServiceInfo
 from postdate.broker.scheduled.answers import Kind, OperationAnswer, both
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.operations import Progress
 from postdate.broker.scheduled.publishing import DirectProducer
 from postdate.broker.topics.figures import TopicCounts
-from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
+from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyOwner
 from postdate.broker.topics.publishing_buffer import PublishBuffer
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
@@ -55,7 +58,7 @@ class WebTopics(Protocol):
 class WebBackups(Protocol):
     """The backups of the service, as the endpoints know them."""
 
-    def make(self, target: str, on_bytes: OnBytes, *, replaces_other: bool = False) -> Awaitable[StoredCheckpoint]:
+    def make(self, target: str, on_bytes: OnBytes, *, replaces_other: bool = False) -> Awaitable[MadeBackup]:
         """Make a backup of the log."""
 
 
@@ -71,15 +74,19 @@ class WebService(Protocol):
         """The scheduled messages of all topics, as columns."""
 
     @property
-    def policies(self) -> PolicyBook:
-        """All policies."""
+    def owners(self) -> Owners:
+        """Which service has which bundle."""
+
+    @property
+    def ranges(self) -> tuple[BundleRange, ...]:
+        """All bundles, in order."""
 
     @property
     def grants(self) -> GrantBook | None:
         """All grants; None where authorization is switched off."""
 
     @property
-    def trail(self) -> Trail:
+    def trail(self) -> TrailBook:
         """Who changed what."""
 
     @property
@@ -91,19 +98,26 @@ class WebService(Protocol):
         """All topics."""
 
     @property
-    def service_url(self) -> str | None:
-        """Where clients of the protocol connect; None where they need TLS."""
-
-    @property
-    def service_url_tls(self) -> str | None:
-        """Where they connect with TLS; None where they cannot."""
-
-    @property
     def publish_buffer(self) -> PublishBuffer:
         """Counts bytes that wait for the disk."""
 
     def now_ms(self) -> int:
         """Return the wall clock in milliseconds, against which times of delivery are compared."""
+
+    def range_of(self, name: TopicName) -> BundleRange:
+        """Return the bundle of a topic."""
+
+    def look_up(self, name: TopicName) -> ServiceInfo:
+        """Return the service that has a topic."""
+
+    async def unload_bundle(self, bundle: BundleRange, to: str | None = None) -> None:
+        """Move a bundle to another service; where there is none, close it and open it again."""
+
+    def own_policies(self, owner: PolicyOwner) -> DelayedDeliveryPolicies | None:
+        """Return the policies of a topic or a namespace, None if it has none of its own."""
+
+    def applied_policies(self, name: TopicName) -> DelayedDeliveryPolicies:
+        """Return the policies in force for a topic."""
 
     async def set_policies(self, owner: PolicyOwner, policies: DelayedDeliveryPolicies | None) -> None:
         """Store an owner's policies and put them in force."""

@@ -10,12 +10,11 @@ cannot be read grants nothing. Permissions are decided in `postdate.broker.autho
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
-from postdate.broker.topics.policies import RecordStore
 from postdate.broker.topics.topic_name import TopicName
 
 logger = logging.getLogger(__name__)
@@ -99,6 +98,17 @@ def _parse_roles(found: Mapping[str, Iterable[str]]) -> RoleActions:
     return {role: frozenset(Action(action) for action in actions) for role, actions in found.items()}
 
 
+class GrantStore(Protocol):
+    """The storage of grants, which other processes may change, too."""
+
+    @property
+    def records(self) -> Mapping[str, bytes]:
+        """All records, by name."""
+
+    async def change_record(self, name: str, change: Callable[[bytes | None], bytes | None]) -> None:
+        """Store what `change` makes of a record as it is now, None for no record; durable on return."""
+
+
 class GrantBook:
     """The grants of every namespace that has some.
 
@@ -106,17 +116,22 @@ class GrantBook:
         store: The storage of the records.
     """
 
-    def __init__(self, store: RecordStore) -> None:
+    def __init__(self, store: GrantStore) -> None:
         self._store = store
         self._lock = asyncio.Lock()
-        self._grants: dict[str, NamespaceGrants] = {}
-        for name, value in store.records.items():
-            if name.startswith(_RECORD_PREFIX):
-                self._load(name.removeprefix(_RECORD_PREFIX), value)
+        self._parsed: dict[str, tuple[bytes, NamespaceGrants]] = {}
+        """The last record of each namespace that was asked for: another process may replace it."""
 
     def of(self, namespace: str) -> NamespaceGrants:
         """Return the grants of a namespace (`tenant/namespace`)."""
-        return self._grants.get(namespace, NamespaceGrants())
+        value = self._store.records.get(f"{_RECORD_PREFIX}{namespace}")
+        if value is None:
+            self._parsed.pop(namespace, None)
+            return _NO_GRANTS
+        known = self._parsed.get(namespace)
+        if known is None or known[0] != value:
+            known = self._parsed[namespace] = value, _granted_by(namespace, value)
+        return known[1]
 
     async def grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:
         """Give a role these actions for a topic or a namespace; durable on return, None takes its entry away.
@@ -128,7 +143,7 @@ class GrantBook:
         topic = owner.local_name if isinstance(owner, TopicName) else None
         # Changes are serialized: each is applied to the record that the one before has stored.
         async with self._lock:
-            await self._put(namespace, self.of(namespace).with_grant(topic, role, actions))
+            await self._change(namespace, lambda grants: grants.with_grant(topic, role, actions))
 
     async def forget_topic(self, topic: TopicName) -> None:
         """Take away all grants on a topic that is being deleted, as Pulsar does; durable on return.
@@ -137,17 +152,23 @@ class GrantBook:
             LedgerWriteError: They could not be taken away, and are as before.
         """
         async with self._lock:
-            grants = self.of(topic.namespace_name)
-            if topic.local_name in grants.topics:
-                await self._put(topic.namespace_name, grants.without_topic(topic.local_name))
+            if topic.local_name in self.of(topic.namespace_name).topics:
+                await self._change(topic.namespace_name, lambda grants: grants.without_topic(topic.local_name))
 
-    async def _put(self, namespace: str, grants: NamespaceGrants) -> None:
-        is_empty = not grants.roles and not grants.topics
-        await self._store.put_record(f"{_RECORD_PREFIX}{namespace}", None if is_empty else grants.to_json().encode())
-        self._grants[namespace] = grants
+    async def _change(self, namespace: str, change: Callable[[NamespaceGrants], NamespaceGrants]) -> None:
+        def changed(value: bytes | None) -> bytes | None:
+            grants = change(_NO_GRANTS if value is None else _granted_by(namespace, value))
+            return grants.to_json().encode() if grants.roles or grants.topics else None
 
-    def _load(self, namespace: str, value: bytes) -> None:
-        try:
-            self._grants[namespace] = parse_grants(value)
-        except ValueError as error:
-            logger.error("the stored grants of %s are ignored, so nothing is granted there: %s", namespace, error)
+        await self._store.change_record(f"{_RECORD_PREFIX}{namespace}", changed)
+
+
+_NO_GRANTS: Final = NamespaceGrants()
+
+
+def _granted_by(namespace: str, value: bytes) -> NamespaceGrants:
+    try:
+        return parse_grants(value)
+    except ValueError as error:
+        logger.error("the stored grants of %s are ignored, so nothing is granted there: %s", namespace, error)
+        return _NO_GRANTS

@@ -36,7 +36,15 @@ class OneLineFormatter(logging.Formatter):
 
 
 class JsonFormatter(OneLineFormatter):
-    """Writes each record as one JSON object on one line: time, level, logger, message, and the exception if any."""
+    """Writes each record as one JSON object on one line: time, level, logger, message, and the exception if any.
+
+    Args:
+        origin: The process of several that writes, as a field of its own; empty for one that is alone.
+    """
+
+    def __init__(self, origin: str = "") -> None:
+        super().__init__()
+        self._origin = {"process": origin} if origin else {}
 
     def format(self, record: logging.LogRecord) -> str:
         """Write a record."""
@@ -45,6 +53,7 @@ class JsonFormatter(OneLineFormatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
+            **self._origin,
         }
         if record.exc_info:
             found["exception"] = self.formatException(record.exc_info)
@@ -67,11 +76,18 @@ class MalformedRequests(logging.Filter):
 _MALFORMED_REQUESTS: Final = MalformedRequests()
 
 
-def configure_logging(level: str, log_format: str = "text") -> None:
-    """Send every record from `level` on to stderr, as `text` or `json`; called again, it takes the place of before."""
+def configure_logging(level: str, log_format: str = "text", *, origin: str = "") -> None:
+    """Send every record from `level` on to stderr, as `text` or `json`; called again, it takes the place of before.
+
+    Args:
+        level: The lowest level that is logged.
+        log_format: `text` or `json`.
+        origin: The process of several that writes, such as `worker 1`; empty for one that is alone.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    text = OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
+    where = f"{origin} %(name)s" if origin else "%(name)s"
+    text = OneLineFormatter(f"%(asctime)s %(levelname)s {where}: %(message)s")
+    handler.setFormatter(JsonFormatter(origin) if log_format == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # APScheduler reports every run of every job at INFO; failures are logged by the jobs' own supervisor.
     logging.getLogger("apscheduler").setLevel(logging.WARNING)

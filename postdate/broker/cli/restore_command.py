@@ -6,14 +6,13 @@ from pathlib import Path
 
 import click
 
-from managed_ledger.errors import BackupError
-from managed_ledger.objects.checkpoints import fetch_checkpoint, restoring_folder
+from managed_ledger.objects.place_checkpoints import fetch_bundles
 from postdate.broker.cli.common import config_options, configure_logging, refusing
 from postdate.broker.configuration.config import load_config
-from postdate.broker.service.backups import objects_at
 from postdate.command_line.endings import help_end
 from postdate.command_line.output import iso, json_option, print_json, size
 from postdate.command_line.progress import bytes_bar
+from postdate.index.object_places import objects_at
 
 
 @click.command(
@@ -38,18 +37,16 @@ def restore(target: str, folder: Path, config_path: Path | None, overrides: tupl
     configure_logging("error")
     began_s = time.monotonic()
     config = load_config(config_path, environment=os.environ, overrides=overrides)
-    log = folder / "ledgers"
-    # A restore that was cut off has left this.
-    own = restoring_folder(log)
-    if folder.is_dir() and any(found != own for found in folder.iterdir()):
-        raise BackupError(f"{folder} is not empty: name a folder that is, or move away what is in it")
-    objects = objects_at(target, config.s3)
+    objects = objects_at(target, config.snapshots_s3)
     with bytes_bar("restored") as advance:
-        manifest = fetch_checkpoint(objects, log, on_bytes=advance)
+        manifests = fetch_bundles(objects, folder, on_bytes=advance)
     seconds = time.monotonic() - began_s
+    made_at_ms = min(one.made_at_ms for one in manifests)
+    files, size_bytes = sum(len(one.tables) for one in manifests), sum(one.size_bytes for one in manifests)
     if is_json:
-        answer = {"folder": str(folder), "made": iso(manifest.made_at_ms), "madeMs": manifest.made_at_ms}
-        print_json(answer | {"files": len(manifest.tables), "bytes": manifest.size_bytes, "seconds": round(seconds, 3)})
+        answer = {"folder": str(folder), "made": iso(made_at_ms), "madeMs": made_at_ms, "bundles": len(manifests)}
+        print_json(answer | {"files": files, "bytes": size_bytes, "seconds": round(seconds, 3)})
         return
-    what = f"{size(manifest.size_bytes)} in {len(manifest.tables):,} files"
-    click.echo(f"{folder} has the backup of {iso(manifest.made_at_ms)}: {what}, all whole, in {seconds:.1f} s")
+    of_bundles = "" if len(manifests) == 1 else f" of {len(manifests)} bundles"
+    what = f"{size(size_bytes)} in {files:,} files{of_bundles}"
+    click.echo(f"{folder} has the backup of {iso(made_at_ms)}: {what}, all whole, in {seconds:.1f} s")

@@ -25,6 +25,7 @@ from postdate.broker.hosts import is_wildcard
 from postdate.broker.network.listening import check_bind_address, describe_listening
 from postdate.command_line.endings import give_up_output, help_end
 from postdate.command_line.output import json_option, print_json
+from snapshot_storage.s3.location import S3Location
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +38,18 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
         "postdate serve --config config/broker.conf",
         "postdate serve --set brokerServicePort=6651 --set dataDirectory=/var/lib/postdate",
         "delayedDeliveryTickTimeMillis=100 postdate serve --log-level debug",
+        "postdate serve --workers 4",
         wrong="the log took no more writes, or not the last ones of a stop",
         interrupted="stopped by Ctrl-C during the start; later, that is 0",
     )
 )
 @config_options
+@click.option(
+    "--workers",
+    type=int,
+    metavar="N",
+    help="How many processes serve the topics, each with a processor of its own: numberOfWorkers.",
+)
 @click.option(
     "--log-level",
     type=click.Choice(LOG_LEVELS, case_sensitive=False),
@@ -51,9 +59,13 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 )
 @json_option("one line when the service is ready: its addresses; so with logFormat=json")
 @refusing
-def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, is_json: bool) -> None:
+def serve(
+    config_path: Path | None, overrides: tuple[str, ...], workers: int | None, log_level: str, is_json: bool
+) -> None:
     """Run the service until SIGTERM, Ctrl-C or the end of its terminal, which end it in order, with exit code 0."""
     configure_logging(log_level)
+    if workers is not None:
+        overrides = (*overrides, f"numberOfWorkers={workers}")
     config = load_config(config_path, environment=os.environ, overrides=overrides)
     configure_logging(log_level, config.log_format)
     for warning in (*_misspelt_variables(), *warnings_at_start(config)):
@@ -61,8 +73,10 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
     # Imported late: the other commands need none of it, and it takes most of a second.
     from postdate.broker.event_loop import run_on_service_loop
     from postdate.broker.network.listener import allow_open_files
+    from postdate.broker.server.prefix_start import serve_on_prefix
     from postdate.broker.server.server import serve as run_service
     from postdate.broker.server.service_manager import ServiceManager
+    from postdate.broker.server.worker_start import serve_with_workers
     from postdate.broker.tuning import tune_process
 
     tune_process()
@@ -79,7 +93,15 @@ def serve(config_path: Path | None, overrides: tuple[str, ...], log_level: str, 
             logger.warning("the addresses cannot be printed, and clients can connect: %s", error.strerror or error)
             give_up_output()
 
-    sys.exit(run_on_service_loop(run_service(config, announce=announce, manager=ServiceManager.of(os.environ))))
+    manager = ServiceManager.of(os.environ)
+    if isinstance(config.data_directory, S3Location):
+        sys.exit(run_on_service_loop(serve_on_prefix(config, announce=announce, manager=manager)))
+    if config.worker_count == 1:
+        sys.exit(run_on_service_loop(run_service(config, announce=announce, manager=manager)))
+    # Without the folder of the call in its path, where a file could be named as a module.
+    command = (sys.executable, "-P", "-m", "postdate.broker.cli.worker")
+    work = serve_with_workers(config, command=command, log_level=log_level, announce=announce, manager=manager)
+    sys.exit(run_on_service_loop(work))
 
 
 def _misspelt_variables() -> list[str]:
@@ -93,8 +115,8 @@ def warnings_at_start(config: BrokerConfig) -> list[str]:
         ConfigError: The configuration is refused.
     """
     promises = check_promises(unread_keys(config.unread), is_unsupported_ignored=config.is_unsupported_ignored)
-    bound = check_bind_address(config)
-    return [*([] if bound is None else [bound]), *promises]
+    found = (check_bind_address(config), config.idle_keys())
+    return [*(one for one in found if one is not None), *promises]
 
 
 def addresses(config: BrokerConfig) -> dict[str, str | None]:
@@ -105,7 +127,7 @@ def addresses(config: BrokerConfig) -> dict[str, str | None]:
         "serviceUrlTls": _url("pulsar+ssl", host, config.service_port_tls),
         "webServiceUrl": _url("http", host, config.web_port),
         "webServiceUrlTls": _url("https", host, config.web_port_tls),
-        "dataDirectory": str(config.data_directory.resolve()),
+        "dataDirectory": config.data_name,
     }
 
 

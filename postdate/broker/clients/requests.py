@@ -101,8 +101,9 @@ async def on_partitioned_metadata(connection: Connection, command: BaseCommand) 
     try:
         topic_name = TopicName.parse(request.topic)
         _check_look_up(connection, topic_name, "to get the partitions of")
-        if not (request.metadata_auto_creation_enabled or connection.service.topics.exists(topic_name)):
+        if not (request.metadata_auto_creation_enabled or await _exists(connection, topic_name)):
             raise TopicNotFoundError(f"Topic {topic_name} does not exist")
+        _check_look_up(connection, topic_name, "to get the partitions of")
     except BrokerError as error:
         connection.write(
             commands.partitioned_metadata_error(request.request_id, error=error.server_error, message=str(error))
@@ -111,18 +112,27 @@ async def on_partitioned_metadata(connection: Connection, command: BaseCommand) 
     connection.write(commands.partitioned_metadata_response(request.request_id, partitions=0))
 
 
+async def _exists(connection: Connection, name: TopicName) -> bool:
+    """Whether there is a topic, here or at the service that has its bundle."""
+    service = connection.service
+    if service.topics_elsewhere is None or service.owners.is_own(service.range_of(name)):
+        return service.topics.exists(name)
+    return await service.topics_elsewhere.has_topic(name, connection.credentials.role)
+
+
 async def on_lookup(connection: Connection, command: BaseCommand) -> None:
-    """Answer that the topic is served here."""
+    """Answer the address of the service that has the topic, or is about to."""
     request = command.lookupTopic
     try:
-        _check_look_up(connection, TopicName.parse(request.topic), "to look up")
+        topic_name = TopicName.parse(request.topic)
+        _check_look_up(connection, topic_name, "to look up")
+        found = connection.service.look_up(topic_name).addresses
     except BrokerError as error:
         connection.write(commands.lookup_error(request.request_id, error=error.server_error, message=str(error)))
         return
-    service = connection.service
     connection.write(
         commands.lookup_response(
-            request.request_id, service_url=service.service_url, service_url_tls=service.service_url_tls
+            request.request_id, service_url=found.service_url, service_url_tls=found.service_url_tls
         )
     )
 
@@ -131,13 +141,26 @@ async def on_lookup(connection: Connection, command: BaseCommand) -> None:
 async def on_get_topics(connection: Connection, command: BaseCommand) -> None:
     """List the topics of a namespace."""
     request = command.getTopicsOfNamespace
-    authorizer = connection.service.authorizer
-    if authorizer is not None and not authorizer.may_list_topics(connection.credentials.role, request.namespace):
-        raise AuthorizationError(f"Client is not authorized to list the topics of {request.namespace}")
+    _check_list(connection, request.namespace)
     # A client that asks for topics that are not persistent takes all it is given for such.
     is_about_none = request.mode == CommandGetTopicsOfNamespace.NON_PERSISTENT
-    topics = [] if is_about_none else connection.service.topics.names(request.namespace)
+    topics = [] if is_about_none else await _names(connection, request.namespace)
+    _check_list(connection, request.namespace)
     connection.write(commands.topics_of_namespace(request.request_id, topics))
+
+
+def _check_list(connection: Connection, namespace: str) -> None:
+    authorizer = connection.service.authorizer
+    if authorizer is not None and not authorizer.may_list_topics(connection.credentials.role, namespace):
+        raise AuthorizationError(f"Client is not authorized to list the topics of {namespace}")
+
+
+async def _names(connection: Connection, namespace: str) -> list[str]:
+    """List the topics of all services: a client leaves those that are missing in a list."""
+    service = connection.service
+    others = service.topics_elsewhere
+    found = [] if others is None else await others.topics(namespace, connection.credentials.role)
+    return sorted({*found, *service.topics.names(namespace)})
 
 
 # ---- producing ----
@@ -158,7 +181,7 @@ async def on_producer(connection: Connection, command: BaseCommand) -> None:
         raise MessageRefusedError(refusal)
     topic_name = TopicName.parse(request.topic)
     _check(connection, Action.PRODUCE, topic_name, "to produce to")
-    if connection.service.refusal is not None:
+    if connection.service.topics.bundle_of(topic_name).store.refusal is not None:
         # The client's pauses between tries grow as long as its producer is refused.
         raise NoRoomError("New messages are refused until there is room on the service's disk")
     if request.initial_subscription_name:

@@ -19,6 +19,7 @@ from dispatcher.config import DispatcherConfig
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.positions.value_types import InvalidValueError
 from postdate.broker.configuration.access import AccessConfig
+from postdate.broker.configuration.object_storage import ObjectStorageConfig, snapshots_s3
 from postdate.broker.configuration.sources import collect
 from postdate.broker.configuration.text import ConfigError, Given, may_hold_password
 from postdate.broker.configuration.tls_config import TlsConfig
@@ -26,9 +27,13 @@ from postdate.broker.hosts import is_host, is_wildcard
 from postdate.broker.topics.limits import DeduplicationConfig, InactiveTopicsConfig, LimitsConfig
 from snapshot_storage.rocksdb.config import RocksDBMemory
 from snapshot_storage.s3.config import S3Config
+from snapshot_storage.s3.location import S3Location, is_s3, s3_location
 from tracker.config import FACTORY_CLASS_NAMES, TrackerConfig
 
 __all__ = ["BrokerConfig", "ConfigError", "Setting", "load_config", "settings"]
+
+WORKERS_MAX: Final = 256
+PORT_MAX: Final = 65_535
 
 _INT64_MAX: Final = 2**63 - 1
 _INT32: Final = (-(2**31), 2**31 - 1)
@@ -53,16 +58,26 @@ class BrokerConfig:
     advertised_address: str | None = field(
         default=None, metadata={"key": "advertisedAddress", "is_host": True, "is_named": True}
     )
+    cluster_address: str | None = field(
+        default=None, metadata={"key": "clusterAddress", "is_host": True, "is_named": True}
+    )
     access: AccessConfig = field(default_factory=AccessConfig)
     """Authentication and authorization."""
 
     cluster_name: str = field(default="standalone", metadata={"key": "clusterName"})
-    data_directory: Path = field(default=Path("data"), metadata={"key": "dataDirectory"})
+    data_directory: Path | S3Location = field(default=Path("data"), metadata={"key": "dataDirectory"})
+    bundle_count: int | None = field(default=None, metadata={"key": "numberOfBundles", "range": (1, 256)})
+    """See `data_folder` for what needs a folder."""
+
+    object_storage: ObjectStorageConfig = field(default_factory=ObjectStorageConfig)
+    """How object storage is got at, where `data_directory` is there."""
+
+    worker_count: int = field(default=1, metadata={"key": "numberOfWorkers", "range": (1, WORKERS_MAX)})
     bucket_snapshot_storage: str = field(
         default="rocksdb", metadata={"key": "bucketSnapshotStorage", "choices": ("rocksdb", "s3", "memory")}
     )
     s3: S3Config = field(default_factory=S3Config)
-    """The place on S3, for `bucket_snapshot_storage` s3."""
+    """The keys of the snapshots' place on S3; `snapshots_s3` is what holds."""
 
     rocksdb: RocksDBMemory = field(default_factory=RocksDBMemory)
     """How much memory the folder takes, for `bucket_snapshot_storage` rocksdb."""
@@ -130,7 +145,8 @@ class BrokerConfig:
         for one in fields(self):
             _check_limits(one, getattr(self, one.name))
         self._check_ports()
-        if self.bucket_snapshot_storage == "s3" and not self.s3.bucket:
+        self._check_place()
+        if self.snapshot_storage == "s3" and not self.snapshots_s3.bucket:
             rule = "rocksdb or memory where bucketSnapshotS3Bucket is empty"
             raise InvalidValueError("bucket_snapshot_storage", rule)
 
@@ -138,6 +154,74 @@ class BrokerConfig:
         """Return the error that a key's value cannot be used: a file that it names cannot be read, for example."""
         setting = next(setting for setting in settings() if setting.key == key)
         return _error(setting, self.places.get(key) or Given(setting.value_in(self), "configuration"), reason)
+
+    def _check_place(self) -> None:
+        if not isinstance(self.data_directory, S3Location):
+            return
+        if self.worker_count > 1:
+            rule = "1 where {data_directory} is on object storage: start several services on the prefix instead"
+            raise InvalidValueError("worker_count", rule, value=self.worker_count)
+        if not self.data_directory.prefix:
+            raise InvalidValueError("data_directory", "a folder or s3://BUCKET/PREFIX, with a prefix of its own")
+        try:
+            self.object_storage.s3_config(self.data_directory)
+        except InvalidValueError as error:
+            rule = f"a folder or s3://BUCKET/PREFIX, and its {error.field} {error.rule_in({}, 1)}"
+            raise InvalidValueError("data_directory", rule) from error
+
+    @property
+    def data_folder(self) -> Path:
+        """The data folder, for what works on one alone.
+
+        Raises:
+            ConfigError: The data is on object storage.
+        """
+        if isinstance(self.data_directory, S3Location):
+            advice = "`postdate ledger copy` copies a prefix to one"
+            raise self.refusal("dataDirectory", f"must be a folder for this: {advice}")
+        return self.data_directory
+
+    @property
+    def data_name(self) -> str:
+        """The place of the data, for people."""
+        data = self.data_directory
+        return data.uri if isinstance(data, S3Location) else str(data.resolve())
+
+    @property
+    def local_folder(self) -> Path:
+        """The folder whose disk fills as messages come: the data folder, or that of the local tables."""
+        on_s3 = isinstance(self.data_directory, S3Location)
+        return self.object_storage.cache_parent if on_s3 else self.data_folder
+
+    @property
+    def data_s3(self) -> S3Config:
+        """How object storage is got at; with the bucket and the prefix of the data, if it is there."""
+        return self.object_storage.s3_config(
+            self.data_directory if isinstance(self.data_directory, S3Location) else None
+        )
+
+    def idle_keys(self) -> str | None:
+        """Name the keys of object storage that were set and do nothing, in a sentence; None where there are none."""
+        if isinstance(self.data_directory, S3Location):
+            return None
+        default, own = ObjectStorageConfig(), self.object_storage
+        changed = [one for one in fields(own) if getattr(own, one.name) != getattr(default, one.name)]
+        of_server = {one.name for one in fields(S3Config)}
+        names = [one.metadata["key"] for one in changed if self.snapshot_storage != "s3" or one.name not in of_server]
+        if not names:
+            return None
+        return f"{', '.join(names)}: without effect but on backups to S3, as dataDirectory is a folder"
+
+    @property
+    def snapshot_storage(self) -> str:
+        """Where the snapshots are: `bucket_snapshot_storage`, and s3 instead of rocksdb for data that is there."""
+        is_beside = self.bucket_snapshot_storage == "rocksdb" and isinstance(self.data_directory, S3Location)
+        return "s3" if is_beside else self.bucket_snapshot_storage
+
+    @property
+    def snapshots_s3(self) -> S3Config:
+        """The place of the snapshots on S3, for `snapshot_storage` s3; what its keys leave open is as for the data."""
+        return snapshots_s3(self.s3, self.data_s3, is_data_on_s3=isinstance(self.data_directory, S3Location))
 
     def _check_ports(self) -> None:
         for plain, with_tls in (("service_port", "service_port_tls"), ("web_port", "web_port_tls")):
@@ -152,6 +236,26 @@ class BrokerConfig:
                 raise InvalidValueError(name, f"another port than {{{taken[port]}}}", value=port)
             if port is not None:
                 taken[port] = name
+        if self.worker_count > 1:
+            if self.bundle_count is not None and self.bundle_count < self.worker_count:
+                raise InvalidValueError("worker_count", "at most {bundle_count}", value=self.worker_count)
+            self._check_ports_of_workers(taken)
+
+    def _check_ports_of_workers(self, taken: dict[int, str]) -> None:
+        """Refuse ports that leave the workers none: theirs are the next ones behind each port for clients."""
+        workers = self.worker_count
+        for name in ("service_port", "service_port_tls"):
+            port = getattr(self, name)
+            if port is None:
+                continue
+            if port + workers > PORT_MAX:
+                rule = "a port with one behind it for each of {worker_count}"
+                raise InvalidValueError(name, rule, value=port)
+            for one, other in taken.items():
+                if port < one <= port + workers:
+                    those = f"{port + 1} to {port + workers}, behind {{{name}}}"
+                    raise InvalidValueError(other, f"no port of {{worker_count}}: {those}", value=one)
+            taken |= {port + 1 + number: name for number in range(workers)}
 
     @property
     def has_tls(self) -> bool:
@@ -197,6 +301,8 @@ class Setting(NamedTuple):
             return ""
         if isinstance(value, bool):
             return str(value).lower()
+        if isinstance(value, S3Location):
+            return value.uri
         if isinstance(value, tuple):
             return ",".join(value)
         return str(value // self.factor) if isinstance(value, int) else str(value)
@@ -279,11 +385,24 @@ def _parse(setting: Setting, given: Given) -> Any:
         return int(text) * setting.factor
     if any(character in text for character in "\0\r\n"):
         raise _error(setting, given, "must be text without NUL characters and line ends")
+    if setting.key == "dataDirectory":
+        return _place(setting, given)
     if setting.type is Path:
         return _expanded(setting, given)
     if setting.type == tuple[str, ...]:
         return tuple(part for part in (part.strip() for part in text.split(",")) if part)
     return text
+
+
+def _place(setting: Setting, given: Given) -> Path | S3Location:
+    if not is_s3(given.text):
+        if "://" in given.text:
+            raise _error(setting, given, "must be a folder or s3://BUCKET/PREFIX")
+        return _expanded(setting, given)
+    try:
+        return s3_location(given.text)
+    except ValueError as error:
+        raise _error(setting, given, f"must be a folder or s3://BUCKET/PREFIX: {error}") from error
 
 
 def _expanded(setting: Setting, given: Given) -> Path:

@@ -21,7 +21,10 @@ OWN_PREFIXES = (
     "keyshared",
     "subscriptionkeyshared",
     "bucketsnapshot",
+    "bundlelease",
+    "cachedir",
     "datadir",
+    "s3commit",
 )
 """In lower case: beginnings of this service's own keys. An unknown key that begins so is a mistake."""
 

@@ -8,7 +8,9 @@ What a client may do, and for how long it may be silent, is for the protocols; c
 
 import asyncio
 import logging
+import os
 import resource
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 128
 """Connections that the operating system keeps until they are accepted."""
+
+WAITING_BACKLOG: Final = 4096
+"""The same for the port of a process that is started again meanwhile, when all its clients come back at once."""
 
 TLS_CLOSE_S: Final = 1.0
 """How long a client may take to confirm the end of TLS."""
@@ -40,6 +45,8 @@ class Port:
         factory: Makes the protocol that speaks on a connection.
         handshake_timeout_s: How long a TLS handshake may take.
         tls: The certificates, None for a plain port.
+        inherited: Sockets that another process has bound for it, by their file descriptors; host and number say nothing
+            then.
     """
 
     host: str
@@ -47,6 +54,32 @@ class Port:
     factory: Callable[[], asyncio.BaseProtocol]
     handshake_timeout_s: float
     tls: TlsContexts | None = None
+    inherited: tuple[int, ...] = ()
+
+
+def bind(host: str, number: int) -> list[socket.socket]:
+    """Bind the sockets of a port, and let connections wait on them; a name may stand for several addresses.
+
+    Raises:
+        OSError: The port cannot be had.
+    """
+    opened: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(
+            socket.getaddrinfo(host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        ):
+            opened.append(socket.socket(family, kind, protocol))
+            opened[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                opened[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            opened[-1].bind(address)
+            # Two sockets that are bound to one address conflict when they listen, not before.
+            opened[-1].listen(WAITING_BACKLOG)
+    except OSError:
+        for one in opened:
+            one.close()
+        raise
+    return opened
 
 
 def allow_open_files() -> int:
@@ -70,27 +103,33 @@ async def listen(port: Port) -> "Listener":
         OSError: It cannot be listened on.
     """
     handshakes: set[asyncio.Task[None]] = set()
-    server = await asyncio.get_running_loop().create_server(
-        port.factory if port.tls is None else lambda: _Handshake(port, handshakes),
-        port.host,
-        port.number,
-        backlog=BACKLOG,
+    loop = asyncio.get_running_loop()
+    factory = port.factory if port.tls is None else lambda: _Handshake(port, handshakes)
+    if not port.inherited:
+        return Listener([await loop.create_server(factory, port.host, port.number, backlog=BACKLOG)], handshakes)
+    return Listener(
+        [
+            # A copy: the inherited number stays open.
+            await loop.create_server(factory, sock=socket.socket(fileno=os.dup(one)), backlog=WAITING_BACKLOG)
+            for one in port.inherited
+        ],
+        handshakes,
     )
-    return Listener(server, handshakes)
 
 
 class Listener:
     """One port that is listened on; made by `listen`."""
 
-    def __init__(self, server: asyncio.Server, handshakes: set[asyncio.Task[None]]) -> None:
-        self._server = server
+    def __init__(self, servers: list[asyncio.Server], handshakes: set[asyncio.Task[None]]) -> None:
+        self._servers = servers
         self._handshakes = handshakes
-        self.number: int = server.sockets[0].getsockname()[1]
+        self.number: int = servers[0].sockets[0].getsockname()[1]
         """The port's number; a free one where 0 was asked for."""
 
     async def close(self) -> None:
         """Stop accepting, and end connections whose handshake is under way; a second call changes nothing."""
-        self._server.close()
+        for server in self._servers:
+            server.close()
         for one in list(self._handshakes):
             one.cancel()
         await asyncio.gather(*self._handshakes, return_exceptions=True)

@@ -88,7 +88,7 @@ class WebAudience:
     @classmethod
     def of(cls, config: BrokerConfig, *, public_host: str) -> "WebAudience":
         """Return the audience of a service that look-ups call `public_host`."""
-        names = (config.bind_address, config.advertised_address, public_host)
+        names = (config.bind_address, config.advertised_address, config.cluster_address, public_host)
         return cls(frozenset(name.lower() for name in names if name), config.bind_address)
 
     def refusal(

@@ -5,7 +5,8 @@ There are up to four: Pulsar's protocol and HTTP, each with TLS and without. Lis
 """
 
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from postdate.broker.clients.connection import Connection
 from postdate.broker.clients.requests import HANDLERS
@@ -35,15 +36,40 @@ def open_tls(config: BrokerConfig) -> "ServerTls | None":
         raise config.refusal(key, str(error)) from error
 
 
-async def listen_for_clients(service: Service, tls: "ServerTls | None") -> AsyncExitStack:
+@dataclass(frozen=True, slots=True)
+class InheritedSockets:
+    """The sockets of ports that another process has bound, by their file descriptors; none where it has bound none."""
+
+    clients: tuple[int, ...] = ()
+    clients_tls: tuple[int, ...] = ()
+    web: tuple[int, ...] = ()
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Every file descriptor."""
+        return self.clients + self.clients_tls + self.web
+
+
+NO_SOCKETS: Final = InheritedSockets()
+
+
+async def listen_for_clients(
+    service: Service, tls: "ServerTls | None", inherited: InheritedSockets = NO_SOCKETS
+) -> AsyncExitStack:
     """Listen on the ports for Pulsar clients; closing the result ends that.
+
+    Args:
+        service: What serves them.
+        tls: The certificates.
+        inherited: Sockets that are there already.
 
     Raises:
         OSError: One cannot be listened on.
     """
     config = service.config
     async with AsyncExitStack() as opened:
-        for number, contexts in ((config.service_port, None), (config.service_port_tls, tls)):
+        plain = (config.service_port, None, inherited.clients)
+        for number, contexts, sockets in (plain, (config.service_port_tls, tls, inherited.clients_tls)):
             if number is None:
                 continue
             port = Port(
@@ -52,6 +78,7 @@ async def listen_for_clients(service: Service, tls: "ServerTls | None") -> Async
                 factory=lambda: Connection(service, HANDLERS),
                 handshake_timeout_s=config.limits.connect_timeout_s,
                 tls=contexts,
+                inherited=sockets,
             )
             listener: Listener = await listen(port)
             opened.push_async_callback(listener.close)

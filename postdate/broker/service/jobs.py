@@ -9,20 +9,20 @@ numbers. All else of a closed topic waits until it is used.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
+from managed_ledger.bundles import BundleRange
 from managed_ledger.errors import LedgerError
-from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.positions.value_types import Clock
 from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.errors import BrokerError, SnapshotsLeftError
 from postdate.broker.scheduled.catalog import ScheduleCatalog
 from postdate.broker.scheduled.delayed_counts import count_delayed
+from postdate.broker.service.bundle import Bundle
 from postdate.broker.service.refusal_log import REFUSAL_LOG_S, RefusalLog
 from postdate.broker.service.scheduler import Job
-from postdate.broker.service.topic_lives import TopicLives
 from postdate.broker.slices import in_slices
 from postdate.broker.topics.closed_topics import ClosedTopic
 from postdate.broker.topics.limits import DELETE_WHEN_NO_SUBSCRIPTIONS
@@ -46,8 +46,7 @@ class PeriodicJobs:
 
     Args:
         config: The intervals, and the jobs that are switched on.
-        store: The log.
-        topics: The topics.
+        bundles: The open bundles; they may change at any time.
         connections: The open connections.
         refusal_log: Counts refused clients.
         catalog: Keeps columns of open topics.
@@ -58,8 +57,7 @@ class PeriodicJobs:
     def __init__(
         self,
         config: BrokerConfig,
-        store: LedgerStore,
-        topics: TopicLives,
+        bundles: Mapping[BundleRange, Bundle],
         connections: Collection[ClientLink],
         refusal_log: RefusalLog,
         catalog: ScheduleCatalog,
@@ -68,8 +66,7 @@ class PeriodicJobs:
     ) -> None:
         self._config = config
         self._inactive = config.inactive_topics
-        self._store = store
-        self._topics = topics
+        self._bundles = bundles
         self._connections = connections
         self._refusal_log = refusal_log
         self._catalog = catalog
@@ -99,22 +96,23 @@ class PeriodicJobs:
 
     def stop(self) -> None:
         """Begin no further visit and no work on a further topic, as the service stops: it would take minutes."""
-        self._topics.is_stopping = True
         self._stopping.set()
+        for bundle in self._bundles.values():
+            bundle.topics.is_stopping = True
 
     async def close_unused(self) -> None:
         """Close the topics that were not used for a while."""
-        async for topic in self._open_topics():
-            await self._topics.close_unused(topic)
+        async for bundle, topic in self._open_topics():
+            await bundle.topics.close_unused(topic)
 
     async def delete_inactive(self) -> None:
         """Delete the topics that have been inactive for long enough; closed ones are opened first, and stay open."""
         await self._visit_closed(self._may_be_inactive)
-        async for topic in self._open_topics():
+        async for bundle, topic in self._open_topics():
             if topic.is_active(self._inactive.mode):
                 topic.note_active()
             elif self._steady_ms() - topic.last_active_ms >= self._inactive.inactive_ms_max:
-                await self._delete(topic)
+                await self._delete(bundle, topic)
 
     def _may_be_inactive(self, closed: ClosedTopic | None) -> bool:
         """Whether a closed topic has nothing that keeps it, as far as is known."""
@@ -122,9 +120,9 @@ class PeriodicJobs:
             return True
         return not (closed.subscriptions if self._inactive.mode == DELETE_WHEN_NO_SUBSCRIPTIONS else closed.has_backlog)
 
-    async def _delete(self, topic: Topic) -> None:
+    async def _delete(self, bundle: Bundle, topic: Topic) -> None:
         try:
-            await self._topics.delete(topic)
+            await bundle.topics.delete(topic)
         except (LedgerError, BrokerError) as error:
             logger.warning("%s could not be deleted, which is tried again later: %s", topic.name, error)
         else:
@@ -146,25 +144,26 @@ class PeriodicJobs:
 
     async def count_delayed(self) -> None:
         """Count the messages with a delivery time of the open topics in the log, where nothing else tells."""
-        async for topic in self._open_topics():
+        async for bundle, topic in self._open_topics():
             await count_delayed(topic, self._catalog, self._now_ms)
-            if self._topics.get(topic.name) is not topic:
+            if bundle.topics.get(topic.name) is not topic:
                 # It was closed while it was counted.
                 self._catalog.forget(topic.ledger.name)
 
     async def _make_room(self) -> None:
-        """While disk space is short, give back what has nothing to deliver."""
-        if self._store.refusal is None:
-            return
+        """Where disk space is short, give back what has nothing to deliver."""
+        short = [bundle for bundle in self._bundles.values() if bundle.store.refusal is not None]
 
         async def make_room(topic: Topic) -> None:
             await topic.make_room(self._now_ms())
 
-        await self._for_each_topic(make_room)
-        await self._visit_closed(
-            lambda closed: closed is not None and bool(closed.storage_size_bytes) and not closed.has_backlog, make_room
-        )
-        self._store.compact_trimmed()
+        def has_room_to_give(closed: ClosedTopic | None) -> bool:
+            return closed is not None and bool(closed.storage_size_bytes) and not closed.has_backlog
+
+        for bundle in short:
+            await self._for_each_topic(make_room, of=bundle)
+            await self._visit_closed(has_room_to_give, make_room, of=bundle)
+            bundle.store.compact_trimmed()
 
     async def _roll_over_and_trim(self) -> None:
         await self._for_each_topic(lambda topic: topic.roll_over_and_trim(self._now_ms()))
@@ -179,29 +178,34 @@ class PeriodicJobs:
 
     async def _end_rate_window(self) -> None:
         messages_in_total = 0
-        async for topic in in_slices(self._topics.all_open()):
+        async for topic in in_slices([one for bundle in self._bundles.values() for one in bundle.topics.all_open()]):
             await topic.end_rate_window(self._steady_ms())
             messages_in_total += topic.messages_in_total
         logger.info(
             "%d topics, %d connections, %d messages in since the start",
-            self._store.managed_ledger_count,
+            sum(bundle.store.managed_ledger_count for bundle in self._bundles.values()),
             len(self._connections),
             messages_in_total,
         )
 
-    async def _open_topics(self) -> AsyncIterator[Topic]:
+    def _open_bundles(self, of: Bundle | None = None) -> list[Bundle]:
+        return list(self._bundles.values()) if of is None else [of]
+
+    async def _open_topics(self, of: Bundle | None = None) -> AsyncIterator[tuple[Bundle, Topic]]:
         """Yield the topics that are open at this call and at their turn; none any more once the service stops."""
-        async for topic in in_slices(self._topics.all_open()):
+        topics = [(bundle, topic) for bundle in self._open_bundles(of) for topic in bundle.topics.all_open()]
+        async for bundle, topic in in_slices(topics):
             if self._stopping.is_set():
                 return
-            if self._topics.get(topic.name) is topic:
-                yield topic
+            if bundle.topics.get(topic.name) is topic:
+                yield bundle, topic
 
-    async def _for_each_topic(self, work: Callable[[Topic], Awaitable[None]]) -> None:
-        async for topic in self._open_topics():
-            if self._store.is_failing:
+    async def _for_each_topic(self, work: Callable[[Topic], Awaitable[None]], of: Bundle | None = None) -> None:
+        """Do some work on each open topic, of all bundles or of one."""
+        async for bundle, topic in self._open_topics(of):
+            if bundle.store.is_failing:
                 # The next turn does it, once a commit has succeeded.
-                return
+                continue
             try:
                 await work(topic)
             except LedgerError as error:
@@ -209,23 +213,28 @@ class PeriodicJobs:
                 logger.error("housekeeping of %s failed: %s", topic.name, error)
 
     async def _visit_closed(
-        self, is_meant: Callable[[ClosedTopic | None], bool], work: Callable[[Topic], Awaitable[None]] | None = None
+        self,
+        is_meant: Callable[[ClosedTopic | None], bool],
+        work: Callable[[Topic], Awaitable[None]] | None = None,
+        of: Bundle | None = None,
     ) -> None:
         """Open closed topics for some work, one after the other, and close them again.
 
         Args:
             is_meant: Tells by its numbers whether a topic is visited; None are those of a topic without.
             work: The work on it. Without, nothing is trimmed: right after a start, subscribers may still be connecting.
+            of: The bundle of the topics; None for all.
         """
-        async for name in in_slices(self._topics.closed_names()):
+        names = [(bundle, name) for bundle in self._open_bundles(of) for name in bundle.topics.closed_names()]
+        async for bundle, name in in_slices(names):
             if self._stopping.is_set():
                 return
-            topic_name = TopicName.parse(name)
-            if topic_name in self._topics or not is_meant(self._topics.numbers.of(name)):
+            topic_name, topics = TopicName.parse(name), bundle.topics
+            if topics.is_stopping or topic_name in topics or not is_meant(topics.numbers.of(name)):
                 continue
             begin = time.monotonic()
             try:
-                async with self._topics.visit(topic_name) as topic:
+                async with topics.visit(topic_name) as topic:
                     if topic is not None and work is not None:
                         await work(topic)
                     if topic is not None:

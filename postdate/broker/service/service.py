@@ -1,27 +1,32 @@
-"""The service: the state that all connections share, and the wiring of the rooms.
+"""The service: what all connections and bundles share, and the bundles that it has open now.
 
-    connections ─► topics ─► log (one RocksDB folder for all topics)
-                     └─────► subscriptions ─► dispatchers ─► trackers ─► snapshot storage (another folder)
+    connections ─► topics ─► bundle ─► log (a RocksDB folder for all topics of the bundle)
+                               └─────► dispatchers ─► trackers ─► snapshot storage of the bundle
 
-This module opens and closes the folders and lists the periodic jobs; sockets and signals are in
-`postdate.broker.server.server`, and the life of a topic in `topic_lives`.
+    Service   connections, limits, grants, jobs, and which bundles are open: its owners tell it (`BundleKeeper`)
+    Bundle    a log, its index, and the topics on them (`bundle`)
+    place     where the bundles are: a data folder, or a prefix (`data_place`)
+
+Sockets and signals are in `postdate.broker.server.server`, and the life of a topic in `topic_lives`.
 """
 
 import asyncio
+import functools
 import logging
 import shutil
 import socket
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Coroutine
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from managed_ledger.bundles import BundleRange
 from managed_ledger.completion import completed
-from managed_ledger.errors import LedgerError, LedgerWriteError
+from managed_ledger.durations import DurationHistogram
+from managed_ledger.errors import LedgerError
 from managed_ledger.ledger_store import LedgerStore
 from managed_ledger.positions.value_types import Clock
 from postdate.broker.admin.figures import StoreSnapshot
@@ -31,31 +36,33 @@ from postdate.broker.authentication.authenticator import Authenticator
 from postdate.broker.authorization.grants import Actions, GrantBook
 from postdate.broker.authorization.permissions import Authorizer
 from postdate.broker.configuration.config import BrokerConfig
-from postdate.broker.errors import ServiceStartError
+from postdate.broker.errors import NotServedError, ServiceStartError
 from postdate.broker.event_loop import turns_of
 from postdate.broker.hosts import is_wildcard
+from postdate.broker.ownership.owners import Addresses, Owners, ServiceInfo, SoleOwner
 from postdate.broker.scheduled.catalog import ScheduleCatalog
+from postdate.broker.service.background import BackgroundTasks
 from postdate.broker.service.backups import Backups
+from postdate.broker.service.bundle import TASKS_SHARE, Bundle, BundleServices, default_policies
 from postdate.broker.service.clock_steps import ClockWatch, steady_ms
+from postdate.broker.service.data_place import DataPlace, SettingsStore
+from postdate.broker.service.folder_place import FolderPlace
 from postdate.broker.service.jobs import PeriodicJobs
 from postdate.broker.service.refusal_log import RefusalLog
 from postdate.broker.service.scheduler import Job
-from postdate.broker.service.snapshot_storages import snapshot_storage_of
-from postdate.broker.service.storage_opening import StorageOpening
-from postdate.broker.service.topic_lives import TopicLives
-from postdate.broker.slices import Turns, in_slices, side_by_side
+from postdate.broker.service.served_topics import ServedTopics, TopicsElsewhere
+from postdate.broker.service.served_trail import ServedTrail
+from postdate.broker.service.shared_settings import RecordsOfOneLog
+from postdate.broker.service.topic_lives import NamespaceSums
+from postdate.broker.slices import in_slices, side_by_side
 from postdate.broker.topics.limits import ConnectionController
 from postdate.broker.topics.link import ClientLink
 from postdate.broker.topics.policies import DelayedDeliveryPolicies, PolicyBook, PolicyOwner
-from postdate.broker.topics.producers import TopicEpochs
 from postdate.broker.topics.publishing_buffer import PublishBuffer
-from postdate.broker.topics.services import TopicServices
+from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
-from postdate.broker.tuning import trim_of_c_library
 from snapshot_storage.errors import SnapshotStorageError
-from snapshot_storage.storage import BucketSnapshotStorage
-from tracker.factories import tracker_factory
-from tracker.residual_snapshots import ResidualSnapshots
+from snapshot_storage.s3.location import S3Location
 
 logger = logging.getLogger(__name__)
 
@@ -63,39 +70,38 @@ RECEIVE_BYTES_MAX: Final = 32 * 1024
 """Bytes read from a socket at once: some 300 messages without a batch, or 1,000 acknowledgements. They are parsed at
 once, 1 ms of work, and handled in slices."""
 
-SEALING_SHARE: Final = 0.6
-"""The share of the time for a stop in which trackers may wait for snapshots."""
-TASKS_SHARE: Final = 0.9
-"""The share after which background tasks are cancelled; the rest is for the snapshot storage, which may hang."""
+SETTINGS_LOOK_INTERVAL_S: Final = 1
+"""The longest time for which grants and policies of another process are not in force here."""
 
 
 class Service:
-    """The state between the sockets and the folders; belongs to one event loop.
+    """The state between the sockets and the bundles; belongs to one event loop. `open` makes one.
 
     Args:
         config: The configuration.
-        store: The opened log.
-        storage: The snapshot storage.
+        place: Where the bundles are.
+        owners: Decide which of them are open here.
+        settings: The settings that all bundles share.
         now_ms: The wall clock in milliseconds.
         steady_ms: A clock that is never set, in milliseconds.
         authenticator: Finds the roles of clients; None lets every client in.
-        opening: Starts the storage, where it is not started yet.
         rng: Chooses how long retries wait; the same seed makes the same choices.
     """
 
     def __init__(
         self,
         config: BrokerConfig,
-        store: LedgerStore,
-        storage: BucketSnapshotStorage,
+        place: DataPlace,
+        owners: Owners,
+        settings: SettingsStore,
         *,
         now_ms: Clock,
         steady_ms: Clock = steady_ms,
         authenticator: Authenticator | None = None,
-        opening: StorageOpening | None = None,
         rng: Random | None = None,
     ) -> None:
         self.config = config
+        self.owners = owners
         self.authenticator = authenticator
         self.now_ms = now_ms
         self.steady_ms = steady_ms
@@ -111,83 +117,210 @@ class Service:
         self.connection_controller = ConnectionController(
             config.limits.connections_max, config.limits.connections_per_ip_max
         )
-        self.public_host = _public_host(config)
-        """The host name or address in answers to look-ups."""
-        self.service_url = _service_url(self.public_host, "pulsar", config.service_port)
-        self.service_url_tls = _service_url(self.public_host, "pulsar+ssl", config.service_port_tls)
         self.receive_buffer = memoryview(bytearray(RECEIVE_BYTES_MAX))
         """The receive buffer of all connections: it is emptied in the same turn of the loop."""
-        self._store = store
-        self._close_failure: LedgerError | None = None
-        self._storage = storage
-        self.is_storage_hanging = False
-        """Whether `close` has left threads that wait for the snapshot storage, as Python would at its end."""
-        self._opening_storage = opening
-        self.close_timeout_s = config.tracker.close_timeout_ms / 1_000
-        """How long a stop waits at most for the snapshot storage, and for all that it does in the background."""
-        sealing_ms = round(SEALING_SHARE * config.tracker.close_timeout_ms)
-        # The index that all subscriptions of a topic share is made by the topic: its tracker is one like others.
-        of_trackers = replace(config.tracker, close_timeout_ms=sealing_ms, is_index_shared=False)
-        self.grants = GrantBook(store) if config.access.is_authorization_enabled else None
+        self._place = place
+        self._settings = settings
+        self._tasks = BackgroundTasks()
+        self.grants = GrantBook(settings) if config.access.is_authorization_enabled else None
         self.authorizer = None if self.grants is None else Authorizer(self.grants, config.access.super_user_roles)
-        self.trail = Trail(store, config.trail_entries_max, now_ms, self.spawn)
+        self._namespace_policies = PolicyBook(settings, default_policies(config))
         self.catalog = ScheduleCatalog()
         """The scheduled messages of all topics, as columns."""
-        self.policies = PolicyBook(store, _default_policies(config))
-        services = TopicServices(
-            limits=config.limits,
-            deduplication=config.deduplication,
-            dispatcher=replace(config.dispatcher, order_wait_ms_max=config.tracker.order_wait_ms_max),
-            trackers=tracker_factory(of_trackers, storage, now_ms=now_ms, rng=rng),
-            is_index_shared=config.tracker.is_index_shared,
-            is_index_kept=config.bucket_snapshot_storage != "memory",
-            residual=ResidualSnapshots(storage, timeout_ms=config.tracker.operation_timeout_ms),
-            policies=self.policies,
-            epochs=TopicEpochs(store),
-            spawn=self.spawn,
+        self.bundles: dict[BundleRange, Bundle] = {}
+        """The open ones, by range."""
+        self._bundle_locks: defaultdict[BundleRange, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Held while a bundle is being opened or closed."""
+        sums = NamespaceSums()
+        self._shared = BundleServices(
+            config=config,
+            place=place,
+            settings=settings,
+            grants=self.grants,
+            catalog=self.catalog,
+            sums=sums,
+            may_deliver=owners.may_deliver,
             now_ms=now_ms,
             steady_ms=steady_ms,
+            rng=rng,
         )
-        self.topics = TopicLives(config, store, services, self.grants, self.catalog)
+        self.topics = ServedTopics(self.bundles, place.ranges, sums)
+        self.topics_elsewhere: TopicsElsewhere | None = None
+        """Asks the other services; None for one that is alone."""
+        self.trail = ServedTrail(self.bundles, self.topics.range_of, Trail(settings, 0, now_ms, self.spawn))
         self.jobs = PeriodicJobs(
-            config, store, self.topics, self.connections, self.refusal_log, self.catalog, now_ms, steady_ms
+            config, self.bundles, self.connections, self.refusal_log, self.catalog, now_ms, steady_ms
         )
-        self.backups = Backups(config, store, now_ms)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.backups = Backups(
+            config,
+            lambda: {bundle: one.store for bundle, one in sorted(self.bundles.items())},
+            now_ms,
+            ranges=place.ranges,
+            shared=None if isinstance(settings, RecordsOfOneLog) else settings,
+        )
+        self.close_timeout_s = config.tracker.close_timeout_ms / 1_000
+        """How long a stop waits at most for the snapshot storage, and for all that it does in the background."""
+        self._stop_begun_at_s: float | None = None
+        self._close_failure: LedgerError | None = None
+        self.is_storage_hanging = False
+        """Whether `close` has left threads that wait for the snapshot storage, as Python would at its end."""
+        self._commits_of_closed = DurationHistogram()
         # Generated names must not repeat after a restart: clients reconnect with their old ones.
         self._producer_name_prefix = f"{config.cluster_name}-{uuid.uuid4().hex[:8]}"
         self._producers_named = 0
 
     @classmethod
-    async def open(cls, config: BrokerConfig, *, now_ms: Clock, steady_ms: Clock = steady_ms) -> "Service":
-        """Open the data folder, and the snapshots unless they are away: see `storage_opening`.
+    async def open(
+        cls,
+        config: BrokerConfig,
+        *,
+        now_ms: Clock,
+        steady_ms: Clock = steady_ms,
+        owners: Owners | None = None,
+        place: DataPlace | None = None,
+        rng: Random | None = None,
+    ) -> "Service":
+        """Open a service with the bundles that its owners give it.
+
+        Args:
+            config: The configuration.
+            now_ms: The wall clock in milliseconds.
+            steady_ms: A clock that is never set, in milliseconds.
+            owners: Decide which bundles are open here; None for all of them.
+            place: Where the bundles are; None for the data folder.
+            rng: Chooses how long retries wait.
 
         Raises:
-            ServiceStartError: The folder is in use, damaged or cannot be written, or something is wrong for good with
-                the snapshots; the text says what to do.
+            ServiceStartError: The folder is in use, damaged or cannot be written, has other bundles than the
+                configuration says, or something is wrong for good with the snapshots; the text says what to do.
             ConfigError: A key of authentication cannot be used.
         """
         authenticator = Authenticator.from_config(config)
-        folder = config.data_directory
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            async with _starting(config) as (storage, opening):
-                store = await LedgerStore.open(folder / "ledgers", config.managed_ledger, now_ms=now_ms)
-                # RocksDB has replayed its write-ahead log, and the C library would keep what that took: up to 20 MB.
-                await asyncio.to_thread(trim_of_c_library())
-                try:
-                    await opening.settled()
-                except BaseException:
-                    await store.close()
-                    raise
-        except (LedgerError, OSError) as error:
-            advice = " Name a folder that can be written as dataDirectory." if isinstance(error, OSError) else ""
-            raise ServiceStartError(f"The data folder {folder} cannot be opened: {error}.{advice}") from error
-        except SnapshotStorageError as error:
-            raise ServiceStartError(f"The snapshots cannot be opened: {error}") from error
-        return cls(
-            config, store, storage, now_ms=now_ms, steady_ms=steady_ms, authenticator=authenticator, opening=opening
-        )
+            place = await FolderPlace.open(config) if place is None else place
+            service = cls(
+                config,
+                place,
+                owners or SoleOwner(place.ranges, addresses_of(config), service_name(config)),
+                await place.shared_settings(),
+                now_ms=now_ms,
+                steady_ms=steady_ms,
+                authenticator=authenticator,
+                rng=rng,
+            )
+            try:
+                await service.owners.start(service)
+            except BaseException:
+                await service.close()
+                raise
+        except (LedgerError, OSError, SnapshotStorageError) as error:
+            raise ServiceStartError(_start_failure(config, error)) from error
+        return service
+
+    # ---- bundles ----
+
+    async def open_bundle(self, bundle: BundleRange) -> None:
+        """Open a bundle; its topics can be used on return. Nothing happens if it is open.
+
+        Raises:
+            LedgerError: It cannot be opened now, or another process has it.
+            SnapshotStorageError: Something is wrong for good with its index.
+            OSError: The disk refuses.
+        """
+        async with self._bundle_locks[bundle]:
+            if bundle in self.bundles or self._stop_begun_at_s is not None:
+                return
+
+            opened: Bundle | None = None
+
+            def on_lost() -> None:
+                # One that is closed already is not this one any more, and may be open again.
+                if opened is None or self.bundles.get(bundle) is opened:
+                    self.owners.note_lost(bundle)
+                    self.spawn(self.close_bundle(bundle, is_lost=True))
+
+            opened = self.bundles[bundle] = await Bundle.open(bundle, self._shared, on_lost)
+
+    async def close_bundle(self, bundle: BundleRange, *, is_lost: bool = False) -> None:
+        """Close a bundle: its clients look its topics up again. Nothing happens if it is closed.
+
+        Args:
+            bundle: The bundle.
+            is_lost: Whether another service may have it already, so that nothing can be written any more.
+        """
+        if is_lost:
+            # A write that waits for a storage that is away would keep the bundle open.
+            self.give_up(bundle)
+        async with self._bundle_locks[bundle]:
+            # From here on its topics are not served: who asks for one looks it up again.
+            closing = self.bundles.pop(bundle, None)
+            if closing is None:
+                return
+            begun_at_s = asyncio.get_running_loop().time() if self._stop_begun_at_s is None else self._stop_begun_at_s
+            await closing.close(begun_at_s, self.close_timeout_s, is_lost=is_lost)
+            self._commits_of_closed.add(closing.store.committer.write_seconds)
+            self.is_storage_hanging |= closing.is_storage_hanging
+            if self._stop_begun_at_s is not None:
+                self._close_failure = self._close_failure or closing.close_failure
+
+    def give_up(self, bundle: BundleRange) -> None:
+        """Fail all writes to an open bundle from now on, also one under way: another service may have it already."""
+        self._place.give_up(bundle)
+
+    async def warm_bundle(self, bundle: BundleRange) -> None:
+        """Bring what an opening of the bundle would have to read near, as far as that helps."""
+        await self._place.warm(bundle)
+
+    def load_of(self, bundle: BundleRange) -> float:
+        """Messages a second that an open bundle takes and delivers, of the last minute or so."""
+        found = self.bundles.get(bundle)
+        return 0.0 if found is None else found.load
+
+    def open_stores(self) -> list[LedgerStore]:
+        """List the logs of the open bundles, in the order of their ranges."""
+        return [self.bundles[bundle].store for bundle in sorted(self.bundles)]
+
+    async def unload_bundle(self, bundle: BundleRange, to: str | None = None) -> None:
+        """Move a bundle to another service; where there is none, close it and open it again.
+
+        Args:
+            bundle: The bundle.
+            to: The name of the service; None for any other.
+
+        Raises:
+            OwnershipError: There is no such service, or bundles are not moved here.
+            LedgerError: It cannot be opened again now; that is tried until it can.
+        """
+        if to is not None or len(self.owners.services()) > 1:
+            await self.owners.transfer(bundle, to)
+            return
+        try:
+            await self.close_bundle(bundle)
+            await self.open_bundle(bundle)
+        except BaseException:
+            # The owners go on trying.
+            self.owners.note_lost(bundle)
+            raise
+
+    @property
+    def ranges(self) -> tuple[BundleRange, ...]:
+        """All bundles of the place, open here or not, in order."""
+        return self._place.ranges
+
+    def range_of(self, name: TopicName) -> BundleRange:
+        """Return the bundle of a topic, open here or not."""
+        return self.topics.range_of(name)
+
+    def look_up(self, name: TopicName) -> ServiceInfo:
+        """Return the service that has a topic, or is about to.
+
+        Raises:
+            NotServedError: None is known to.
+        """
+        owner = self.owners.owner_of(self.topics.range_of(name))
+        if owner is None:
+            raise NotServedError(f"No service has {name} now: look it up again")
+        return owner
 
     # ---- topics ----
 
@@ -200,12 +333,31 @@ class Service:
             LedgerWriteError: They could not be stored, and nothing has changed; or they are stored, and in force where
                 a topic could note it.
         """
-        await self.policies.put(owner, policies)
+        await self._policies_of(owner).put(owner, policies)
         if isinstance(owner, TopicName):
             found = [self.topics[owner]] if owner in self.topics else []
         else:
             found = [one async for one in in_slices(self.topics.all_open()) if one.name.namespace_name == owner]
         await side_by_side(topic.apply_policies() for topic in found)
+
+    def own_policies(self, owner: PolicyOwner) -> DelayedDeliveryPolicies | None:
+        """Return the policies of a topic or a namespace, None if it has none of its own.
+
+        Raises:
+            NotServedError: The topic's bundle is not open here.
+        """
+        return self._policies_of(owner).of(owner)
+
+    def applied_policies(self, name: TopicName) -> DelayedDeliveryPolicies:
+        """Return the policies in force for a topic: its own, its namespace's, or the configuration's.
+
+        Raises:
+            NotServedError: Its bundle is not open here.
+        """
+        return self._policies_of(name).applied(name)
+
+    def _policies_of(self, owner: PolicyOwner) -> PolicyBook:
+        return self.topics.bundle_of(owner).policies if isinstance(owner, TopicName) else self._namespace_policies
 
     @completed
     async def set_grant(self, owner: TopicName | str, role: str, actions: Actions | None) -> None:
@@ -216,8 +368,25 @@ class Service:
         """
         assert self.grants is not None
         await self.grants.grant(owner, role, actions)
+        await self._check_permissions()
+
+    async def _check_permissions(self) -> None:
         async for connection in in_slices(list(self.connections)):
             await connection.check_permissions()
+
+    async def look_at_settings(self) -> None:
+        """Put in force what another process has changed of grants and of the policies of namespaces."""
+        if not await self._settings.look():
+            return
+        await self._check_permissions()
+
+        async def apply(topic: Topic) -> None:
+            try:
+                await topic.apply_policies()
+            except LedgerError as error:
+                logger.warning("%s: policies are in force at its next opening: %s", topic.name, error)
+
+        await side_by_side(map(apply, self.topics.all_open()))
 
     def new_producer_name(self) -> str:
         """Return a producer name that was never given before."""
@@ -226,7 +395,7 @@ class Service:
 
     async def metrics(self) -> AsyncGenerator[bytes, None]:
         """Give the text for `/metrics`, a slice at a time, from numbers that are there: the log is not read."""
-        disk_size_bytes, disk_free_bytes = _disk_usage(self.config.data_directory)
+        disk_size_bytes, disk_free_bytes = _disk_usage(self.config.local_folder)
         chunks = stream_metrics(
             self.config.cluster_name,
             self.topics.figures(),
@@ -238,139 +407,140 @@ class Service:
             is_by_consumer=self.config.has_consumer_metrics,
             turns=turns_of(asyncio.get_running_loop()),
             store=StoreSnapshot(
-                commits=self._store.committer.write_seconds,
+                commits=self._commits(),
                 problem_count=len(await self.problems()),
                 is_refusing=self.refusal is not None,
                 disk_size_bytes=disk_size_bytes,
                 disk_free_bytes=disk_free_bytes,
                 clock_steps=self.clock_watch.steps,
+                object_storage=self._place.request_counts(),
+                leases=self.owners.figures(),
                 last_backup_s=self.backups.last_success_s,
             ),
         )
         async for chunk in chunks:
             yield chunk
 
+    def _commits(self) -> DurationHistogram:
+        """Return the commits of all bundles that are or were open here."""
+        found = DurationHistogram()
+        for one in (self._commits_of_closed, *(store.committer.write_seconds for store in self.open_stores())):
+            found.add(one)
+        return found
+
     @property
     def failure(self) -> str | None:
         """Why nothing can be stored any more though there is room, or was not at the stop; None while all is well."""
-        failed = self._close_failure or self._store.failed
+        failed = self._close_failure or next((one.failed for one in self.open_stores() if one.failed is not None), None)
         return None if failed is None else str(failed)
 
     @property
     def refusal(self) -> str | None:
-        """Why new messages are refused, until there is room again; None while they are taken."""
-        return self._store.refusal
+        """Why new messages are refused, until there is room again; None while all bundles take them."""
+        return next((one.refusal for one in self.open_stores() if one.refusal is not None), None)
 
     @property
     def unready(self) -> str | None:
         """Why no message can be taken, without what only roles may know; None while all are taken."""
         if self.failure is not None:
             return "Nothing can be stored"
-        return None if self.refusal is None else "New messages are refused: there is no room for them"
+        if self.refusal is not None:
+            return "New messages are refused: there is no room for them"
+        return next(iter(self._unopened()), None)
+
+    def _unopened(self) -> list[str]:
+        """Tell of the bundles that look-ups find here, and that are not open."""
+        if self._stop_begun_at_s is not None:
+            return []
+        missing = (one for one in self._place.ranges if one not in self.bundles and self.owners.is_own(one))
+        return [f"Bundle {one} is not open" for one in missing]
 
     async def problems(self) -> list[str]:
         """Return the present failures of the service, for `/health`; empty when all is well."""
-        problems = [] if self.refusal is None else [f"new messages are refused: {self.refusal}"]
-        if self._store.damage is not None:
-            problems.append(f"nothing of the log is compacted until it is repaired: {self._store.damage}")
-        if self._opening_storage is not None and self._opening_storage.problem is not None:
-            problems.append(self._opening_storage.problem)
-        turns = Turns()
-        for topic in self.topics.all_open():
-            for of_one in topic.problems():
-                problems += [f"{topic.name}: {problem}" for problem in of_one]
-                await turns.give_way()
+        problems = [*self.owners.problems(), *self._unopened()]
+        problems += [] if self._settings.problem is None else [self._settings.problem]
+        for bundle in list(self.bundles.values()):
+            # A full disk is that of all, and is told once.
+            problems += [one for one in await bundle.problems() if one not in problems]
         return problems
 
     # ---- lifecycle ----
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run work in the background and keep hold of it until it ends."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        """Run work of a connection or of the service in the background and keep hold of it until it ends."""
+        return self._tasks.spawn(work)
 
     def housekeeping(self) -> list[Job]:
         """List the periodic jobs; a job without an interval in the configuration is left out."""
-        return self.jobs.listed(checks_credentials=self.authenticator is not None)
+        look = Job("look at settings", SETTINGS_LOOK_INTERVAL_S, self.look_at_settings)
+        return [*self.jobs.listed(checks_credentials=self.authenticator is not None), look]
 
     async def close(self, begun_at_s: float | None = None) -> None:
-        """Accept nothing more, seal large buckets, close the folders.
+        """Accept nothing more, close all bundles, and leave the other services.
 
         Args:
             begun_at_s: When the stop began, on the clock of the event loop; now, if not given.
         """
         begun_at_s = asyncio.get_running_loop().time() if begun_at_s is None else begun_at_s
+        self._stop_begun_at_s = begun_at_s
         for connection in list(self.connections):
             connection.pause_reading("the service stops")
+        # Writes that wait for an object storage that is away: nobody has a receipt for them.
+        giving_up = asyncio.get_running_loop().call_at(begun_at_s + TASKS_SHARE * self.close_timeout_s, self._give_up)
         try:
-            for error in await self.topics.close_all():
-                if isinstance(error, LedgerWriteError):
-                    self._close_failure = error
-                logger.error("a topic could not be closed in order: %s", error)
+            await side_by_side(bundle.close_topics() for bundle in self.bundles.values())
             for connection in list(self.connections):
                 connection.close()
-            await self._finish_tasks(begun_at_s + TASKS_SHARE * self.close_timeout_s)
+            await self._tasks.finish(begun_at_s + TASKS_SHARE * self.close_timeout_s)
         finally:
-            await self._close_snapshots(begun_at_s + self.close_timeout_s)
-            await self._close_store()
+            await self.owners.close()
+            giving_up.cancel()
+            await self._place.close()
 
-    async def _close_snapshots(self, ends_at_s: float) -> None:
-        """Close the snapshot storage; what takes too long is left, which loses no snapshot."""
-
-        async def close() -> None:
-            if self._opening_storage is not None:
-                await self._opening_storage.close()
-            await self._storage.close()
-
-        # Cancelling it would not end it: its threads wait for the storage.
-        closing = asyncio.get_running_loop().create_task(close())
-        await asyncio.wait([closing], timeout=max(0.0, ends_at_s - asyncio.get_running_loop().time()))
-        if closing.done():
-            await closing
-        else:
-            self.is_storage_hanging = True
-            logger.warning("the snapshot storage did not close within %g s of the stop", self.close_timeout_s)
-
-    async def _close_store(self) -> None:
-        try:
-            await self._store.close()
-        except LedgerError as error:
-            # Messages with a receipt are on the disk; acknowledgements of the last moments may not be.
-            self._close_failure = error
-            logger.error("the log could not be closed in order: %s", error)
-
-    async def _finish_tasks(self, ends_at_s: float) -> None:
-        if self._tasks:
-            left_s = ends_at_s - asyncio.get_running_loop().time()
-            _, unfinished = await asyncio.wait(self._tasks, timeout=max(left_s, 0))
-            for task in unfinished:
-                logger.warning("did not end within %g s of the stop: %r", TASKS_SHARE * self.close_timeout_s, task)
-                task.cancel()
+    def _give_up(self) -> None:
+        for bundle in self._place.ranges:
+            self._place.give_up(bundle)
 
 
-@asynccontextmanager
-async def _starting(config: BrokerConfig) -> AsyncIterator[tuple[BucketSnapshotStorage, StorageOpening]]:
-    """Open the snapshots in parallel with the body; close them if the body fails."""
-    storage = snapshot_storage_of(config)
-    opening = StorageOpening(storage)
-    opening.begin()
-    try:
-        yield storage, opening
-    except BaseException:
-        await opening.close()
-        await storage.close()
-        raise
+def _start_failure(config: BrokerConfig, error: Exception) -> str:
+    if isinstance(config.data_directory, S3Location):
+        return f"The prefix {config.data_name} cannot be used: {error}"
+    if isinstance(error, SnapshotStorageError):
+        return f"The snapshots cannot be opened: {error}"
+    advice = " Name a folder that can be written as dataDirectory." if isinstance(error, OSError) else ""
+    return f"The data folder {config.data_name} cannot be opened: {error}.{advice}"
 
 
-def _public_host(config: BrokerConfig) -> str:
+def addresses_of(config: BrokerConfig) -> Addresses:
+    """Return where clients reach the service of a configuration."""
+    host = public_host(config)
+    return Addresses(
+        service_url=_url(host, "pulsar", config.service_port),
+        service_url_tls=_url(host, "pulsar+ssl", config.service_port_tls),
+        web_url=_url(host, "http", config.web_port),
+        web_url_tls=_url(host, "https", config.web_port_tls),
+    )
+
+
+def service_name(config: BrokerConfig) -> str:
+    """Return the name of the service of a configuration among others, as Pulsar names brokers."""
+    addresses = addresses_of(config)
+    return (addresses.web_url or addresses.web_url_tls or "").partition("://")[2]
+
+
+def public_host(config: BrokerConfig) -> str:
     """Return an address that clients can reach, which the wildcard address is not."""
     host = config.advertised_address or config.bind_address
-    return socket.getfqdn() if is_wildcard(host) else host
+    return _name_of_machine() if is_wildcard(host) else host
 
 
-def _service_url(host: str, scheme: str, port: int | None) -> str | None:
+@functools.cache
+def _name_of_machine() -> str:
+    """Ask for it once: a name server may need seconds, and give another name later."""
+    return socket.getfqdn()
+
+
+def _url(host: str, scheme: str, port: int | None) -> str | None:
     """Give a URL that look-ups answer, None without such a port."""
     if port is None:
         return None
@@ -384,10 +554,3 @@ def _disk_usage(folder: Path) -> tuple[int | None, int | None]:
     except OSError:
         return None, None
     return usage.total, usage.free
-
-
-def _default_policies(config: BrokerConfig) -> DelayedDeliveryPolicies:
-    tracker = config.tracker
-    return DelayedDeliveryPolicies(
-        is_active=tracker.is_enabled, tick_time_ms=tracker.tick_time_ms, delay_ms_max=tracker.delay_ms_max
-    )

@@ -16,9 +16,7 @@ def snapshot_storage_of(config: BrokerConfig) -> BucketSnapshotStorage:
     Raises:
         StorageAccessError: It needs a library that is not installed.
     """
-    return (
-        MemoryBucketSnapshotStorage() if config.bucket_snapshot_storage == "memory" else location_of(config).storage()
-    )
+    return MemoryBucketSnapshotStorage() if config.snapshot_storage == "memory" else location_of(config).storage()
 
 
 def location_of(config: BrokerConfig) -> Location:
@@ -26,12 +24,13 @@ def location_of(config: BrokerConfig) -> Location:
 
     Raises:
         StorageAccessError: They are in no place that another program can open.
+        ConfigError: The data is on object storage, where each bundle has its own.
     """
-    match config.bucket_snapshot_storage:
+    match config.snapshot_storage:
         case "memory":
             raise StorageAccessError("bucketSnapshotStorage=memory: such snapshots are in the service's memory alone")
         case "s3":
-            return S3FolderLocation(config.s3, config.data_directory)
+            return S3FolderLocation(config.snapshots_s3, config.data_folder)
         case _:
             return RocksDBLocation(snapshots_folder(config), config.rocksdb)
 
@@ -43,4 +42,4 @@ def retries_of(config: BrokerConfig) -> Retries:
 
 def snapshots_folder(config: BrokerConfig) -> Path:
     """Return the folder of snapshots in RocksDB."""
-    return config.data_directory / "snapshots"
+    return config.data_folder / "snapshots"

@@ -53,7 +53,7 @@ class StorageOpening:
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._storage = storage
+        self.storage = storage
         self._sleep = sleep
         # Spreads the calls of services that lost one server at one moment.
         self._chance = Random()
@@ -106,7 +106,7 @@ class StorageOpening:
         pauses = Backoff(min_ms=round(1_000 * PAUSE_S_MIN), max_ms=round(1_000 * PAUSE_S_MAX), chance=self._chance)
         while True:
             try:
-                await self._storage.start()
+                await self.storage.start()
             except SnapshotStorageError as error:
                 if not error.retriable and not self._is_served_without:
                     raise

@@ -18,7 +18,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from typing import Final
@@ -76,8 +76,23 @@ class TopicLife:
     visits: int = 0
 
 
+@dataclass(eq=False, slots=True)
+class NamespaceSums:
+    """The sums of a service by namespace, over all bundles that it has or had: they never fall when one leaves.
+
+    Attributes:
+        counts: Topics of open bundles, with those that are being created.
+        ended: What topics had counted when they were closed or deleted.
+        ended_total: How often a topic was closed or deleted.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    ended: dict[str, EndedTopics] = field(default_factory=dict)
+    ended_total: int = 0
+
+
 class TopicLives(Mapping[TopicName, Topic]):
-    """All topics of a service; as a mapping, those that are open.
+    """All topics of a bundle; as a mapping, those that are open.
 
     Args:
         config: Tells how many topics there may be, and whether inactive ones are deleted.
@@ -85,6 +100,7 @@ class TopicLives(Mapping[TopicName, Topic]):
         services: What all topics share; policies and epochs of a topic are deleted with it.
         grants: The grants on topics, likewise; None without authorization.
         catalog: Keeps columns of open topics.
+        sums: The sums of namespaces, to which these topics add.
     """
 
     def __init__(
@@ -94,6 +110,7 @@ class TopicLives(Mapping[TopicName, Topic]):
         services: TopicServices,
         grants: GrantBook | None,
         catalog: ScheduleCatalog,
+        sums: NamespaceSums,
     ) -> None:
         self._count_max = config.limits.topics_per_namespace_max
         self._inactive = config.inactive_topics
@@ -105,14 +122,10 @@ class TopicLives(Mapping[TopicName, Topic]):
         self._lives: dict[TopicName, TopicLife] = {}
         self.numbers = ClosedTopics(store)
         """What is known of closed topics."""
-        self.counts = Counter(map(TopicName.namespace_in, store.managed_ledger_names()))
-        """Topics by namespace, with those that are being created."""
-        self.ended: dict[str, EndedTopics] = {}
-        """What the topics of each namespace had counted when they were closed or deleted."""
-        self.ended_total = 0
-        """How often a topic was closed or deleted."""
+        self._sums = sums
+        sums.counts.update(map(TopicName.namespace_in, store.managed_ledger_names()))
         self.is_stopping = False
-        """Whether the service stops: no visit closes a topic then, as the stop closes all at once."""
+        """Whether the bundle is about to close: no visit closes a topic then, as its end closes all at once."""
 
     # ---- open topics ----
 
@@ -154,11 +167,10 @@ class TopicLives(Mapping[TopicName, Topic]):
         in_memory = set(map(str, self._lives))
         return [name for name in self._store.managed_ledger_names() if name not in in_memory]
 
-    def figures(self) -> Iterator[TopicSnapshot]:
-        """Give the figures of all topics of this call, those of one subscription at a time; closed ones come last."""
+    def open_figures(self) -> Iterator[TopicSnapshot]:
+        """Give the figures of the topics that are open at this call, those of one subscription at a time."""
         in_memory = [one.topic for one in self._lives.values() if one.topic is not None]
-        closed = self.closed_figures()
-        return (part for parts in (*(one.metrics_in_parts() for one in in_memory), closed) for part in parts)
+        return (part for topic in in_memory for part in topic.metrics_in_parts())
 
     def closed_figures(self) -> Iterator[TopicSnapshot]:
         """Give the figures of each closed topic, one by one; the topics are those of this call."""
@@ -233,21 +245,28 @@ class TopicLives(Mapping[TopicName, Topic]):
         except LedgerError as error:
             logger.error("%s could not be closed in order: %s", topic.name, error)
 
-    def close(self, topic: Topic, *, is_counted: bool = True) -> "asyncio.Task[None]":
-        """Close an open topic; a request for it waits, and opens it anew.
+    def uncount(self) -> None:
+        """Count these topics no more, as the bundle is closed; what they had counted stays in the sums."""
+        for name in self._store.managed_ledger_names():
+            namespace = TopicName.namespace_in(name)
+            self._sums.counts[namespace] -= 1
+            if not self._sums.counts[namespace]:
+                del self._sums.counts[namespace]
 
-        Args:
-            topic: The topic.
-            is_counted: Whether delayed messages are counted, also where the log has to be read for it.
-        """
-        return self._end(topic, TopicState.CLOSING, partial(self._close, topic, is_counted=is_counted))
+    def close(self, topic: Topic) -> "asyncio.Task[None]":
+        """Close an open topic; a request for it waits, and opens it anew."""
+        return self._end(topic, TopicState.CLOSING, partial(self._close, topic, is_counted=True))
 
     def delete(self, topic: Topic) -> "asyncio.Task[None]":
         """Delete an open topic with its policies and the grants on it; a request for it waits, and creates it anew."""
         return self._end(topic, TopicState.DELETING, partial(self._delete, topic))
 
-    async def close_all(self) -> list[BaseException]:
-        """Close all open topics as the service stops, and return what failed; no topic is opened any more."""
+    async def close_all(self, *, is_lost: bool = False) -> list[BaseException]:
+        """Close all open topics for good, and return what failed; no topic is opened any more.
+
+        Args:
+            is_lost: Whether another process may have the log already, so that nothing is stored.
+        """
         self.is_stopping = True
         opening = [one.change for one in self._lives.values() if one.state is TopicState.OPENING and one.change]
         if opening:
@@ -255,7 +274,8 @@ class TopicLives(Mapping[TopicName, Topic]):
 
         async def close(topic: Topic) -> None:
             if self.get(topic.name) is topic:
-                await self.close(topic, is_counted=False)
+                work = partial(topic.close, is_lost=True) if is_lost else partial(self._close, topic, is_counted=False)
+                await self._end(topic, TopicState.CLOSING, work)
 
         return await side_by_side(map(close, self.all_open()), has_errors=True)
 
@@ -282,9 +302,9 @@ class TopicLives(Mapping[TopicName, Topic]):
         """Let a topic begin to open."""
         self._check_running(name)
         if is_new:
-            if self._count_max and self.counts[name.namespace_name] >= self._count_max:
+            if self._count_max and self._sums.counts[name.namespace_name] >= self._count_max:
                 raise NotAllowedError("Exceed maximum number of topics in namespace.")
-            self.counts[name.namespace_name] += 1
+            self._sums.counts[name.namespace_name] += 1
         life = self._lives[name] = TopicLife(self._services.steady_ms(), is_for_visits)
         life.change = self._services.spawn(self._open(name, life, is_new=is_new))
         return life
@@ -321,10 +341,10 @@ class TopicLives(Mapping[TopicName, Topic]):
             del self._lives[topic.name]
             # In one step with the end of its own figures: no sum of the namespace decreases.
             namespace = topic.name.namespace_name
-            if self.counts[namespace]:
-                self.ended[namespace] = with_ended(self.ended.get(namespace), topic.metrics())
+            if self._sums.counts[namespace]:
+                self._sums.ended[namespace] = with_ended(self._sums.ended.get(namespace), topic.metrics())
             self._catalog.forget(topic.ledger.name)
-            self.ended_total += 1
+            self._sums.ended_total += 1
 
     async def _close(self, topic: Topic, *, is_counted: bool) -> None:
         try:
@@ -358,15 +378,15 @@ class TopicLives(Mapping[TopicName, Topic]):
 
     def _check_running(self, name: TopicName) -> None:
         if self.is_stopping:
-            raise TopicClosedError(f"{name} is closed: the service stops")
+            raise TopicClosedError(f"{name} is closed: the service stops, or its bundle moves")
 
     def _count_less(self, name: TopicName) -> None:
         namespace = name.namespace_name
-        self.counts[namespace] -= 1
-        if not self.counts[namespace]:
+        self._sums.counts[namespace] -= 1
+        if not self._sums.counts[namespace]:
             # The sums of its next topic begin at 0.
-            del self.counts[namespace]
-            self.ended.pop(namespace, None)
+            del self._sums.counts[namespace]
+            self._sums.ended.pop(namespace, None)
 
     def _used(self, life: TopicLife) -> Topic:
         assert life.topic is not None

@@ -69,17 +69,21 @@ class PolicyBook:
     """The policies of every owner that has some.
 
     Args:
-        store: The storage of the records.
+        store: The storage of the records of topics.
         default: The configuration's, for owners without.
+        of_namespaces: The storage of those of namespaces; None for the same.
     """
 
-    def __init__(self, store: RecordStore, default: DelayedDeliveryPolicies) -> None:
-        self._store = store
+    def __init__(
+        self, store: RecordStore, default: DelayedDeliveryPolicies, of_namespaces: RecordStore | None = None
+    ) -> None:
+        self._of_topics = store
+        self._of_namespaces = store if of_namespaces is None else of_namespaces
         self._default = default
 
     def of(self, owner: PolicyOwner) -> DelayedDeliveryPolicies | None:
         """Return an owner's own policies, None if it has none."""
-        value = self._store.records.get(_record_name(owner))
+        value = self._store_of(owner).records.get(_record_name(owner))
         return None if value is None else msgspec.json.decode(value, type=DelayedDeliveryPolicies)
 
     def applied(self, topic: TopicName) -> DelayedDeliveryPolicies:
@@ -92,7 +96,11 @@ class PolicyBook:
         Raises:
             LedgerWriteError: They could not be stored, and are as before.
         """
-        await self._store.put_record(_record_name(owner), None if policies is None else msgspec.json.encode(policies))
+        value = None if policies is None else msgspec.json.encode(policies)
+        await self._store_of(owner).put_record(_record_name(owner), value)
+
+    def _store_of(self, owner: PolicyOwner) -> RecordStore:
+        return self._of_topics if isinstance(owner, TopicName) else self._of_namespaces
 
 
 def _record_name(owner: PolicyOwner) -> str:

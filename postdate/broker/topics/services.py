@@ -1,5 +1,6 @@
 """What all topics of a service share: storages, clocks, limits, and what makes their dispatchers and trackers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dispatcher.config import DispatcherConfig, SubscriptionType
@@ -37,6 +38,7 @@ class TopicServices:
         spawn: Runs work in the background.
         now_ms: The wall clock.
         steady_ms: A clock that is never set; durations are measured by it alone.
+        may_deliver: Whether messages may be delivered now: no other service can have these topics yet.
     """
 
     limits: LimitsConfig
@@ -51,6 +53,7 @@ class TopicServices:
     spawn: Spawn
     now_ms: Clock
     steady_ms: Clock
+    may_deliver: Callable[[], bool]
 
     def new_index(self, ledger: ManagedLedger) -> TopicIndex | None:
         """Make the index that the subscriptions of a topic share, None where each has its own."""
@@ -74,4 +77,5 @@ class TopicServices:
             topic_name=ledger.name,
             tick_time_ms=policies.tick_time_ms,
             delays_through=delays_through(cursor, policies),
+            may_deliver=self.may_deliver,
         )

@@ -163,6 +163,12 @@ class Topic:
         of_subscriptions = (one.last_active_ms for one in self.subscriptions.values())
         return max(self._last_active_ms, self.producers.last_active_ms, *of_subscriptions)
 
+    @property
+    def messages_per_second(self) -> float:
+        """Messages that come in and go out, over the last whole window of the statistics."""
+        consumers = (consumer for one in self.subscriptions.values() for consumer in one.consumers)
+        return self.meter.rates[0] + sum(consumer.meter.rates[0] for consumer in consumers)
+
     def note_active(self) -> None:
         """Note that something keeps it from being deleted, or did until now.
 
@@ -603,14 +609,18 @@ class Topic:
         self._sweep.start()
         await self.swept()
 
-    async def close(self) -> None:
-        """Disconnect all clients, and close the subscriptions and the log."""
+    async def close(self, *, is_lost: bool = False) -> None:
+        """Disconnect all clients, and close the subscriptions and the log.
+
+        Args:
+            is_lost: Whether another process may have the log already: no index is sealed, as nothing could name it.
+        """
         self.fence()
         self.producers.disconnect_all()
         # The cursor of a reader does not outlive this process, so its index is not worth sealing.
-        await self._for_all(lambda one: one.close() if one.cursor.is_durable else one.abandon())
+        await self._for_all(lambda one: one.close() if one.cursor.is_durable and not is_lost else one.abandon())
         if self._index is not None:
-            await self._index.close()
+            await (self._index.abandon() if is_lost else self._index.close())
         for subscription in self.subscriptions.values():
             subscription.stop_listening()
         self._sweep.close()

@@ -7,6 +7,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from postdate.command_line.endings import explain_os_error, refusing_of
 from postdate.command_line.options import dry_run_option, in_order
 from postdate.command_line.output import json_option
 from postdate.command_line.times import TIME
+from postdate.index.bundle_choice import bundle_data, bundle_option
 from snapshot_storage.errors import SnapshotStorageError
 
 if TYPE_CHECKING:
@@ -128,7 +131,7 @@ def job_options(
     cursors = "Subscription; repeatable." if needs_cursors else "Only subscriptions of this name; repeatable."
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        command = master_option(json_option(json)(refusing(command)))
+        command = master_option(json_option(json)(refusing(of_bundle(command))))
         if has_dry_run:
             command = dry_run_option("count")(command)
         if now is not None:
@@ -143,9 +146,20 @@ def job_options(
             command = topics_option(command)
         if has_index:
             command = click.option("--index", metavar="INDEX", help=index)(command)
-        return click.argument("data")(command)
+        return click.argument("data")(bundle_option(command))
 
     return add
+
+
+def of_bundle(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a command's `data` be the folder of the bundle that `--bundle`, or a topic, says."""
+
+    @wraps(command)
+    def run(*, data: str, bundle: str | None, topics: tuple[str, ...] = (), **others: Any) -> Any:
+        named = {"topics": topics} if "topics" in signature(command).parameters else {}
+        return command(data=bundle_data(data, bundle, topics), **named, **others)
+
+    return run
 
 
 @contextmanager

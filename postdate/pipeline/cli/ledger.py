@@ -13,7 +13,8 @@ from postdate.command_line.endings import help_end
 from postdate.command_line.options import yes_option
 from postdate.command_line.output import json_option, print_json
 from postdate.command_line.progress import Steps
-from postdate.pipeline.cli.common import refusing
+from postdate.index.bundle_choice import bundle_option
+from postdate.pipeline.cli.common import of_bundle, refusing
 
 if TYPE_CHECKING:
     from managed_ledger.repair.repairing import LogVerdict
@@ -25,9 +26,11 @@ LINES_SHOWN = 50
 
 @click.command(epilog=help_end("postdate ledger repair data --yes", "postdate ledger repair --json data --yes"))
 @click.argument("data")
+@bundle_option
 @yes_option("Repair the log; without this option nothing is changed.")
 @json_option()
 @refusing
+@of_bundle
 def repair(data: str, is_sure: bool, is_json: bool) -> None:
     """Keep the whole entries of a damaged log, so that the service starts.
 

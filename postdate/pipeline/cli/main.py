@@ -18,15 +18,18 @@ from postdate.command_line.extras import install_advice
 from postdate.command_line.output import counted, iso, iso_or_none, json_option, print_json
 from postdate.command_line.progress import Steps
 from postdate.command_line.times import TIME_MS_MAX
+from postdate.index.bundle_choice import bundle_option
 from postdate.pipeline.cli.cancel import cancel
 from postdate.pipeline.cli.common import (
     INT_MAX,
     job_options,
     new_session,
+    of_bundle,
     refusing,
     segment_options,
     topics_option,
 )
+from postdate.pipeline.cli.copy import copy
 from postdate.pipeline.cli.ingest import ingest, shown_row
 from postdate.pipeline.cli.ledger import repair
 from postdate.pipeline.cli.merge import merge
@@ -53,13 +56,15 @@ def ledger() -> None:
         "postdate ledger export --topic persistent://public/default/orders data /tmp/orders",
     )
 )
-@click.argument("log")
+@click.argument("data", metavar="LOG")
 @click.argument("target")
 @topics_option
+@bundle_option
 @click.option("--closed-only", is_flag=True, help="Only ledgers that are closed: an offload, to be repeated.")
 @json_option()
 @refusing
-def export(log: str, target: str, topics: tuple[str, ...], closed_only: bool, is_json: bool) -> None:
+@of_bundle
+def export(data: str, target: str, topics: tuple[str, ...], closed_only: bool, is_json: bool) -> None:
     """Write the headers of all messages to Parquet files, without payloads.
 
     LOG is a service's data directory (the service may run) and TARGET a folder or a URI such as s3://bucket/folder.
@@ -69,7 +74,7 @@ def export(log: str, target: str, topics: tuple[str, ...], closed_only: bool, is
     from postdate.pipeline.logs.open_logs import open_log
     from postdate.pipeline.logs.parquet_log import export_ledgers, make_export
 
-    with closing(open_log(log)) as source:
+    with closing(open_log(data)) as source:
         wanted = {find_topic(topic, source.topics()) for topic in topics} or None
         make_export(target)
         with Steps().shown() as steps:
@@ -294,6 +299,7 @@ def _tell(report: "RebuildReport", rejects: str | None, *, is_quiet: bool) -> No
         click.echo(f"all of them are in {rejects}", err=True)
 
 
+ledger.add_command(copy)
 ledger.add_command(repair)
 pipeline.add_command(cancel)
 pipeline.add_command(ingest)

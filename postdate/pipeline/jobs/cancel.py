@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -33,10 +32,11 @@ from postdate.index.location import Location
 from postdate.pipeline.publishing.cursor_log import CursorLog
 from postdate.pipeline.publishing.publication import each_of, publish
 from postdate.pipeline.publishing.selection import select
-from postdate.pipeline.publishing.staging import StagedSnapshot, StagingFolder, StagingWriter
+from postdate.pipeline.publishing.storing import BuiltSnapshot
 from postdate.pipeline.sources.number_columns import check_types, whole
-from postdate.pipeline.spark.open_index import cursor_folder, index_at, staging_place, with_index
-from postdate.pipeline.spark.tasks import SparkTasks, attempt_name
+from postdate.pipeline.spark.job_output import JobOutput, job_output
+from postdate.pipeline.spark.open_index import cursor_folder, index_at, with_index
+from postdate.pipeline.spark.tasks import SparkTasks
 from postdate.pipeline.tasks.cancel_rows import (
     GATHERED_DDL,
     POSITION_COLUMNS,
@@ -80,7 +80,7 @@ class ShrunkBucket(NamedTuple):
     cursor: CursorName
     bucket_key: str
     removed_count: int = 0
-    staged: StagedSnapshot | None = None
+    built: BuiltSnapshot | None = None
     """None where no row is left, or nothing was to do."""
     error: str = ""
     """Why it cannot be read; it was left as it is."""
@@ -161,8 +161,8 @@ def cancel(
             if buckets:
                 place = index_at(data, folder)
                 place.check_there()
-                staging = stack.enter_context(StagingFolder(staging_place(place, folder), job := uuid4().hex))
-                work = partial(_shrink, location=place, job=job, staging=staging.path)
+                output = stack.enter_context(job_output(place, owners, job := uuid4().hex))
+                work = partial(_shrink, location=place, job=job, output=output)
                 jobs = SparkTasks(positions.sparkSession)
                 shrunk = jobs.run("cancel", buckets, work, lambda _shrunk: on_step(1))
             if any(new.values()):
@@ -217,7 +217,7 @@ def _buckets(owners: CursorLog, names: Iterable[CursorName], found: Mapping[str,
     return buckets
 
 
-def _shrink(bucket: BucketToShrink, *, location: Location, job: str, staging: Path) -> ShrunkBucket:
+def _shrink(bucket: BucketToShrink, *, location: Location, job: str, output: JobOutput) -> ShrunkBucket:
     gone = {ledger_id: BitMap.deserialize(data) for ledger_id, data in bucket.gone.items()}
 
     async def read(storage: BucketSnapshotStorage) -> RemainingBucket | None:
@@ -235,9 +235,9 @@ def _shrink(bucket: BucketToShrink, *, location: Location, job: str, staging: Pa
         return ShrunkBucket(bucket.cursor, bucket.bucket_key, error=str(error))
     if left is None or not left.row_count:
         return ShrunkBucket(bucket.cursor, bucket.bucket_key, 0 if left is None else left.removed_count)
-    with StagingWriter(staging, attempt_name()) as writer:
+    with output.writer() as writer:
         topic, cursor = bucket.cursor
-        staged = writer.put(
+        built = writer.put(
             left.metadata,
             left.segments,
             topic=topic,
@@ -245,13 +245,13 @@ def _shrink(bucket: BucketToShrink, *, location: Location, job: str, staging: Pa
             bucket_key=bucket.bucket_key,
             row_count=left.row_count,
         )
-    return ShrunkBucket(bucket.cursor, bucket.bucket_key, left.removed_count, staged)
+    return ShrunkBucket(bucket.cursor, bucket.bucket_key, left.removed_count, built)
 
 
 async def _publish(shrunk: Sequence[ShrunkBucket], location: Location, owners: CursorLog, report: CancelReport) -> None:
     report.index_rows = sum(bucket.removed_count for bucket in shrunk)
-    staged = [bucket.staged for bucket in shrunk if bucket.staged is not None]
-    empty = [(bucket.cursor, bucket.bucket_key) for bucket in shrunk if bucket.removed_count and not bucket.staged]
+    built = [bucket.built for bucket in shrunk if bucket.built is not None]
+    empty = [(bucket.cursor, bucket.bucket_key) for bucket in shrunk if bucket.removed_count and not bucket.built]
     async with location.patient_storage() as storage:
-        await publish(each_of(staged), storage, owners, gone=empty)
-    report.buckets_shrunk, report.buckets_removed = len(staged), len(empty)
+        await publish(each_of(built), storage, owners, gone=empty)
+    report.buckets_shrunk, report.buckets_removed = len(built), len(empty)

@@ -1,6 +1,6 @@
 """Rebuild the delayed index of a log: `postdate pipeline rebuild`, and `rebuild_log` for programs.
 
-    ledger records ──► count tasks ──► plan (driver) ──► bucket tasks: read, seal, stage ──► publish (driver)
+    ledger records ──► count tasks ──► plan (driver) ──► bucket tasks: read, seal, write ──► publish (driver)
 
 No data is shuffled: a bucket is made of consecutive header ranges, which one task reads straight from the log. The
 headers are read twice, since where a bucket ends depends on how many messages of the ledgers before it are still to be
@@ -11,11 +11,10 @@ a killed task or a killed driver leave the index as it was.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from uuid import uuid4
 
 from pyspark.sql import SparkSession
@@ -28,11 +27,13 @@ from postdate.pipeline.planning.log_plan import BucketTask, CountTask, plan_coun
 from postdate.pipeline.planning.rules import RebuildRules
 from postdate.pipeline.publishing.cursor_log import CursorLog
 from postdate.pipeline.publishing.publication import Published, publish
-from postdate.pipeline.publishing.staging import StagedSnapshot, StagingFolder, StagingWriter
-from postdate.pipeline.spark.open_index import cursor_folder, index_at, staging_place
-from postdate.pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
+from postdate.pipeline.publishing.storing import BuiltSnapshot
+from postdate.pipeline.spark.job_output import JobOutput, job_output
+from postdate.pipeline.spark.open_index import cursor_folder, index_at
+from postdate.pipeline.spark.tasks import SparkTasks, as_they_come
 from postdate.pipeline.tasks.log_tasks import Counted, build_task, count_rows
 from postdate.pipeline.tasks.row_checks import BadRow
+from snapshot_storage.bucket_key import parse_bucket_id
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ def rebuild_log(
         storage = place.patient_storage()
         runner.run(storage.start())
         stack.callback(lambda: runner.run(storage.close()))
-        staging = stack.enter_context(StagingFolder(staging_place(place, folder), job))
+        output = stack.enter_context(job_output(place, owners, job))
         names = owners.with_own_index(topics, cursors)
         acknowledged = {name: owners.acknowledged(name) for name in names}
 
@@ -107,13 +108,13 @@ def rebuild_log(
         report.bad_rows = [row for of_task in counted for row in of_task.bad_rows]
 
         counts = [count for of_task in counted for count in of_task.counts]
-        planned = plan_tasks(counts, acknowledged, rules, cores=jobs.cores)
+        planned = _named(plan_tasks(counts, acknowledged, rules, cores=jobs.cores), owners)
         on_stage("build", sum(map(len, planned)))
-        build = partial(_build, location=location, job=job, rules=rules, staging=staging.path)
-        staged = as_they_come(jobs, planned, build)
+        build = partial(_build, location=location, job=job, rules=rules, output=output)
+        built = as_they_come(jobs, planned, build)
         report.published = runner.run(
             publish(
-                staged,
+                built,
                 storage,
                 owners,
                 replaced=owners.selected(topics, cursors),
@@ -135,14 +136,20 @@ def _plan_counts(
     return plan_counts(ledgers, acknowledged, now_ms=rules.now_ms, cores=cores)
 
 
+def _named(planned: Iterable[list[BucketTask]], owners: CursorLog) -> list[list[BucketTask]]:
+    def named(task: BucketTask) -> BucketTask:
+        properties = owners.properties(CursorName(task.topic, task.cursor))
+        return replace(task, named_id=parse_bucket_id(properties.get(task.bucket_key, "")))
+
+    return [list(map(named, tasks)) for tasks in planned]
+
+
 def _count(task: CountTask, *, location: str, job: str, rules: RebuildRules) -> Counted:
     return with_log(location, job, lambda log: count_rows(log, task, rules))
 
 
 def _build(
-    buckets: list[BucketTask], *, location: str, job: str, rules: RebuildRules, staging: Path
-) -> list[StagedSnapshot]:
-    with StagingWriter(staging, attempt_name()) as writer:
-        return [
-            with_log(location, job, partial(build_task, task=task, rules=rules, staging=writer)) for task in buckets
-        ]
+    buckets: list[BucketTask], *, location: str, job: str, rules: RebuildRules, output: JobOutput
+) -> list[BuiltSnapshot]:
+    with output.writer() as writer:
+        return [with_log(location, job, partial(build_task, task=task, rules=rules, writer=writer)) for task in buckets]

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from uuid import uuid4
 
 from pyspark.sql import SparkSession
@@ -27,9 +26,10 @@ from postdate.pipeline.planning.merge_groups import groups_down_to
 from postdate.pipeline.planning.rules import RebuildRules
 from postdate.pipeline.publishing.cursor_log import CursorLog
 from postdate.pipeline.publishing.publication import Published, publish
-from postdate.pipeline.publishing.staging import StagedSnapshot, StagingFolder, StagingWriter
-from postdate.pipeline.spark.open_index import cursor_folder, index_at, staging_place, with_index
-from postdate.pipeline.spark.tasks import SparkTasks, as_they_come, attempt_name
+from postdate.pipeline.publishing.storing import BuiltSnapshot
+from postdate.pipeline.spark.job_output import JobOutput, job_output
+from postdate.pipeline.spark.open_index import cursor_folder, index_at, with_index
+from postdate.pipeline.spark.tasks import SparkTasks, as_they_come
 from postdate.pipeline.tasks.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
 from snapshot_storage.bucket_key import LedgerRange
 from tracker.bucket_properties import SnapshotProperty, free_key, read_properties
@@ -109,9 +109,9 @@ def merge(
         storage = place.patient_storage()
         runner.run(storage.start())
         stack.callback(lambda: runner.run(storage.close()))
-        staging = stack.enter_context(StagingFolder(staging_place(place, folder), job))
+        output = stack.enter_context(job_output(place, owners, job))
         on_stage("merge", len(tasks))
-        work = partial(_merge, location=place, job=job, rules=rules, staging=staging.path)
+        work = partial(_merge, location=place, job=job, rules=rules, output=output)
         gone = [(task.cursor, source.key) for task in tasks for source in task.sources]
         report.published = runner.run(
             publish(as_they_come(jobs, tasks, work), storage, owners, gone=gone, on_stored=lambda _snapshot: on_step(1))
@@ -187,7 +187,18 @@ def _range_of(sources: Sequence[SnapshotProperty]) -> LedgerRange:
 
 
 def _merge(
-    task: MergeTask, *, location: Location, job: str, rules: RebuildRules, staging: Path
-) -> list[StagedSnapshot]:
-    with StagingWriter(staging, attempt_name()) as writer:
-        return [with_index(location, job, lambda storage: merge_task(storage, task, rules, writer))]
+    task: MergeTask, *, location: Location, job: str, rules: RebuildRules, output: JobOutput
+) -> list[BuiltSnapshot]:
+    snapshot = with_index(location, job, lambda storage: merge_task(storage, task, rules))
+    topic, cursor = task.cursor
+    with output.writer() as writer:
+        return [
+            writer.put(
+                snapshot.metadata,
+                snapshot.segments,
+                topic=topic,
+                cursor=cursor,
+                bucket_key=task.bucket_key,
+                row_count=snapshot.row_count,
+            )
+        ]

@@ -14,6 +14,7 @@ from postdate.index.ledger_ranges import HeaderRange
 from postdate.index.log_folder import LogFolder, log_folder_of
 from postdate.pipeline.logs.header_log import HeaderLog, header_batch
 from postdate.pipeline.logs.parquet_log import ParquetLog, is_parquet_log
+from snapshot_storage.s3.location import is_s3
 
 Result = TypeVar("Result")
 
@@ -39,6 +40,11 @@ def open_log(location: str) -> HeaderLog:
         return HeaderFolder(folder)
     if is_parquet_log(location):
         return ParquetLog(location)
+    if is_s3(location):
+        raise StoreUnavailableError(
+            f"There is no export of a log in {location}. A dataDirectory on S3 is copied to a folder first, by "
+            "`postdate ledger copy`; its delayed index is the services' own, who make it anew where it is not whole"
+        )
     raise StoreUnavailableError(
         f"There is no log in {location}: name the data directory of a service, the log in it, or what "
         "`postdate ledger export` wrote"

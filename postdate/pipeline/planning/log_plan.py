@@ -62,6 +62,8 @@ class BucketTask:
     acknowledged: Acknowledged
     segment_rows_max: int
     """The most rows of one segment, -1 for no limit."""
+    named_id: int | None = None
+    """The snapshot that the index has under this key now."""
 
     @property
     def row_count(self) -> int:

@@ -35,6 +35,7 @@ class CursorLog:
             StoreLockedError: A service has it open.
             LedgerError: It cannot be opened.
         """
+        self.folder = folder
         self._folder = CursorPropertiesFolder(folder, is_read_only=False)
         self._database = self._folder.database
         log = LogFolder(folder, self._database)

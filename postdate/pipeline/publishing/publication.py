@@ -1,6 +1,7 @@
-"""Make snapshots that are staged the index of their cursors: the one step of a job that changes anything.
+"""Make snapshots that tasks have built the index of their cursors: the one step of a job that changes anything.
 
-1. Each snapshot is stored and durable, without a property. One that the index has already is left alone.
+1. Each snapshot is stored and durable, without a property, unless its task has done it. One that the index has already
+   is left alone.
 2. The properties of all cursors are written, in one synced write: from here on the new index is the valid one.
 3. The replaced snapshots, which no property names any more, are deleted.
 
@@ -15,14 +16,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from managed_ledger.cursors.cursor_properties import CursorName
-from postdate.index.cursor_snapshots import is_own
 from postdate.pipeline.publishing.cursor_log import CursorLog
-from postdate.pipeline.publishing.staging import StagedSnapshot
+from postdate.pipeline.publishing.storing import BuiltSnapshot, StoredSnapshot, is_same
 from snapshot_storage.bucket_key import parse_bucket_id
-from snapshot_storage.errors import SnapshotStorageError
-from snapshot_storage.inspection import is_bucket_property, readable_infos
-from snapshot_storage.objects.format import DecodedObject
-from snapshot_storage.storage import BucketSnapshotInfo, BucketSnapshotStorage
+from snapshot_storage.inspection import is_bucket_property
+from snapshot_storage.objects.format import SnapshotNames
+from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import read_properties
 
 WRITES_IN_FLIGHT = 4
@@ -54,22 +53,22 @@ class Published:
 
 
 async def publish(
-    staged: AsyncIterable[StagedSnapshot],
+    built: AsyncIterable[BuiltSnapshot],
     storage: BucketSnapshotStorage,
     cursors: CursorLog,
     *,
     replaced: Iterable[CursorName] = (),
     gone: Iterable[tuple[CursorName, str]] = (),
     marks: Mapping[str, str] | None = None,
-    on_stored: Callable[[StagedSnapshot], None] = lambda _staged: None,
+    on_stored: Callable[[BuiltSnapshot], None] = lambda _built: None,
 ) -> Published:
-    """Store staged snapshots as they come, and then make them the buckets of their cursors.
+    """Store snapshots as they come, and then make them the buckets of their cursors.
 
     Args:
-        staged: The buckets to publish; a bucket key at most once for each cursor. An error in it ends the publication.
+        built: The buckets to publish; a bucket key at most once for each cursor. An error in it ends the publication.
         storage: Where to, open.
         cursors: The cursors, for their properties.
-        replaced: Cursors whose other properties about buckets go: their index becomes the staged one. Other cursors
+        replaced: Cursors whose other properties about buckets go: their index becomes the new one. Other cursors
             keep theirs, but for those of the same bucket key.
         gone: Buckets that go, by subscription and bucket key.
         marks: Other properties that every cursor with a new bucket gets, in the same write.
@@ -85,15 +84,13 @@ async def publish(
     old = {cursor: dict(cursors.properties(cursor)) for cursor in (*replaced, *gone_keys)}
     for cursor in replaced:
         gone_keys[cursor].update(filter(is_bucket_property, old[cursor]))
-    # A snapshot that cannot even be listed is replaced or left alone, so that a rebuild can do its work.
-    infos = {info.bucket_id: info for info in (await readable_infos(storage, _ids(old.values()))).infos}
     published = Published()
-    store = _Store(storage, infos, on_stored)
+    store = _Store(storage, on_stored)
     try:
         # 1. Store the snapshots.
         tasks = []
         async with asyncio.TaskGroup() as group:
-            async for snapshot in staged:
+            async for snapshot in built:
                 cursor = CursorName(snapshot.topic, snapshot.cursor)
                 if cursor not in old:
                     old[cursor] = dict(cursors.properties(cursor))
@@ -117,57 +114,38 @@ async def publish(
     return published
 
 
-async def each_of(staged: Iterable[StagedSnapshot]) -> AsyncIterator[StagedSnapshot]:
-    """Give the staged snapshots."""
-    for snapshot in staged:
+async def each_of(built: Iterable[BuiltSnapshot]) -> AsyncIterator[BuiltSnapshot]:
+    """Give the snapshots."""
+    for snapshot in built:
         yield snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class _Store:
     storage: BucketSnapshotStorage
-    infos: Mapping[int, BucketSnapshotInfo]
-    on_stored: Callable[[StagedSnapshot], None]
+    on_stored: Callable[[BuiltSnapshot], None]
     created: list[int] = field(default_factory=list)
     gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WRITES_IN_FLIGHT))
 
-    async def put(self, staged: StagedSnapshot, properties: Mapping[str, str]) -> PublishedBucket:
-        async with self.gate:
-            snapshot = await asyncio.to_thread(staged.read)
-            bucket_id = await self._find(staged, snapshot, properties.get(staged.bucket_key, ""))
-            is_new = bucket_id is None
-            if bucket_id is None:
-                bucket_id = await self.storage.create_bucket_snapshot(
-                    snapshot.metadata,
-                    snapshot.segments,
-                    bucket_key=staged.bucket_key,
-                    topic_name=staged.topic,
-                    cursor_name=staged.cursor,
-                )
-                self.created.append(bucket_id)
-            self.on_stored(staged)
-        return PublishedBucket(
-            staged.topic, staged.cursor, staged.bucket_key, bucket_id, staged.row_count, is_new=is_new
-        )
+    async def put(self, built: BuiltSnapshot, properties: Mapping[str, str]) -> PublishedBucket:
+        if isinstance(built, StoredSnapshot) and built.is_final:
+            bucket_id, is_new = built.bucket_id, built.is_new
+        else:
+            async with self.gate:
+                bucket_id, is_new = await self._stored(built, parse_bucket_id(properties.get(built.bucket_key, "")))
+        self.on_stored(built)
+        return PublishedBucket(built.topic, built.cursor, built.bucket_key, bucket_id, built.row_count, is_new=is_new)
 
-    async def _find(self, staged: StagedSnapshot, snapshot: DecodedObject, named: str) -> int | None:
-        """The snapshot that the index names, if it is the cursor's own and the same to the last byte."""
-        bucket_id = parse_bucket_id(named)
-        info = None if bucket_id is None else self.infos.get(bucket_id)
-        length_bytes = len(snapshot.metadata) + sum(map(len, snapshot.segments))
-        if info is None or (info.segment_count, info.length_bytes) != (len(snapshot.segments), length_bytes):
-            return None
-        if not is_own(info, CursorName(staged.topic, staged.cursor), staged.bucket_key):
-            return None
-        try:
-            metadata = await self.storage.get_bucket_snapshot_metadata(info.bucket_id)
-            segments = await self.storage.get_bucket_snapshot_segment(info.bucket_id, 1, max(1, info.segment_count))
-        except SnapshotStorageError as error:
-            if error.retriable:
-                raise
-            # The stored snapshot is damaged: the new one takes its place.
-            return None
-        return info.bucket_id if (metadata, segments) == (snapshot.metadata, snapshot.segments) else None
+    async def _stored(self, built: BuiltSnapshot, named_id: int | None) -> tuple[int, bool]:
+        """The id of the snapshot, and whether it is new."""
+        read = await built.read(self.storage)
+        snapshot = read._replace(names=SnapshotNames(built.bucket_key, built.topic, built.cursor))
+        if named_id is not None and await is_same(self.storage, named_id, snapshot):
+            return named_id, False
+        names, metadata, segments = snapshot
+        bucket_id = await self.storage.create_bucket_snapshot(metadata, segments, **names._asdict())
+        self.created.append(bucket_id)
+        return bucket_id, True
 
 
 def _new_properties(

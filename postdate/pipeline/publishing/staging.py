@@ -10,6 +10,7 @@ A job that ends, either way, removes its folder. A job that is killed leaves it,
 sweeps it. A job that can hold no lock is taken for dead after a day.
 """
 
+import asyncio
 import fcntl
 import shutil
 from contextlib import suppress
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, Self
 
 from snapshot_storage.objects.format import DecodedObject, decode_object, encode_object
+from snapshot_storage.storage import BucketSnapshotStorage
 
 _LOCK_FILE = "lock"
 _UNLOCKED_SECONDS_MAX = 24 * 3600.0
@@ -33,13 +35,16 @@ class StagedSnapshot(NamedTuple):
     offset: int
     length: int
 
-    def read(self) -> DecodedObject:
+    async def read(self, storage: BucketSnapshotStorage) -> DecodedObject:  # noqa: ARG002 - it is not there yet
         """Read it, checked.
 
         Raises:
             OSError: The file is not there.
             SnapshotCorruptedError: Its bytes are not those that were written.
         """
+        return await asyncio.to_thread(self._read)
+
+    def _read(self) -> DecodedObject:
         with Path(self.path).open("rb") as file:
             file.seek(self.offset)
             return decode_object(file.read(self.length))
@@ -55,7 +60,15 @@ class StagingWriter:
         self._offset = 0
 
     def put(
-        self, metadata: bytes, segments: list[bytes], *, topic: str, cursor: str, bucket_key: str, row_count: int
+        self,
+        metadata: bytes,
+        segments: list[bytes],
+        *,
+        topic: str,
+        cursor: str,
+        bucket_key: str,
+        row_count: int,
+        named_id: int | None = None,  # noqa: ARG002 - the driver compares when it stores
     ) -> StagedSnapshot:
         """Append a snapshot."""
         data = encode_object(metadata, segments, bucket_key=bucket_key, topic_name=topic, cursor_name=cursor)

@@ -1,19 +1,20 @@
-"""Write rows as an index, with Spark's commit protocol: tasks stage, the driver's commit publishes, abort forgets.
+"""Write rows as an index, with Spark's commit protocol: tasks build, the driver's commit publishes, abort forgets.
 
     rows.repartition("topic", "cursor", "bucket_id").write.format("postdate_index").mode("overwrite").save("data")
 
 `overwrite` makes what is written the whole index of each cursor that occurs in the rows; `append` adds buckets to it.
 The service that owns the folder must be stopped; the cursors must exist.
 
-A task builds the snapshots of its rows and stages them in a file of its own attempt, so an attempt that fails, runs
-twice or comes late changes nothing. The rows of one bucket may lie in several tasks: then the driver builds that bucket
-again from its parts, one bucket at a time. It costs least where all rows of a bucket are in one task and follow each
-other, as after `write_index`.
+A task builds the snapshots of its rows and writes them to a file of its own attempt, or to S3. An attempt that fails,
+runs twice or comes late changes nothing. The rows of one bucket may lie in several tasks: then the driver builds that
+bucket again from its parts, one bucket at a time. It costs least where all rows of a bucket are in one task and follow
+each other, as after `write_index`. On S3 the driver also stores those again whose names or keys are others in the
+index than in the rows: so give topics by their whole names.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import uuid4
@@ -25,24 +26,26 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from managed_ledger.cursors.cursor_properties import CursorName
+from managed_ledger.errors import LedgerError
 from postdate.pipeline.planning.rules import RebuildRules
 from postdate.pipeline.publishing.batch_mark import BatchMark
 from postdate.pipeline.publishing.cursor_log import CursorLog
 from postdate.pipeline.publishing.publication import Published, each_of, publish
-from postdate.pipeline.publishing.staging import StagedSnapshot, StagingWriter, new_staging, remove_staging
-from postdate.pipeline.spark.open_index import cursor_folder, index_at, staging_place
-from postdate.pipeline.spark.tasks import attempt_name
+from postdate.pipeline.publishing.storing import BuiltSnapshot, SnapshotWriter
+from postdate.pipeline.spark.job_output import new_output
+from postdate.pipeline.spark.open_index import cursor_folder, index_at
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
 from snapshot_storage.encoding.codec import decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
 from snapshot_storage.encoding.segment_rows import ENTRY_ID_MAX
+from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import free_key, read_properties
 
 WRITTEN_COLUMNS = ("topic", "cursor", "bucket_id", "ledger_id", "entry_id", "deliver_at_ms")
 
 ROWS_HELD_MAX = 2_000_000
-"""Rows that a task collects, at 24 bytes each, before it stages the buckets that it has not seen last."""
+"""Rows that a task collects, at 24 bytes each, before it writes the buckets that it has not seen last."""
 
 
 class BucketName(NamedTuple):
@@ -53,19 +56,19 @@ class BucketName(NamedTuple):
     bucket_id: int
 
 
-class StagedPart(NamedTuple):
+class BuiltPart(NamedTuple):
     """The rows of a bucket that one task had."""
 
     name: BucketName
     ledgers: LedgerRange
-    snapshot: StagedSnapshot
+    snapshot: BuiltSnapshot
 
 
 @dataclass
-class StagedParts(WriterCommitMessage):
-    """The staged parts of an attempt."""
+class BuiltParts(WriterCommitMessage):
+    """The parts of an attempt."""
 
-    parts: list[StagedPart]
+    parts: list[BuiltPart]
 
 
 class IndexWriter(DataSourceArrowWriter):
@@ -80,13 +83,13 @@ class IndexWriter(DataSourceArrowWriter):
         )
         self._mark = BatchMark.of_options(options)
         self._location = index_at(location, self._cursor_folder)
-        self._staging = new_staging(staging_place(self._location, self._cursor_folder), uuid4().hex)
+        self._output = new_output(self._location, self._cursor_folder, uuid4().hex)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedParts:
-        """Build and stage the buckets of a task's rows."""
-        with StagingWriter(self._staging, attempt_name()) as staging:
-            return StagedParts(
-                [_stage(name, rows, self._rules, staging) for name, rows in grouped(self._named(iterator))]
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> BuiltParts:
+        """Build and write the buckets of a task's rows."""
+        with self._output.writer() as writer:
+            return BuiltParts(
+                [_build(name, rows, self._rules, writer) for name, rows in grouped(self._named(iterator))]
             )
 
     def _named(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[BucketName, DelayedIndexes]]:
@@ -94,43 +97,52 @@ class IndexWriter(DataSourceArrowWriter):
             yield from split_by_bucket(*(batch.column(column) for column in self._columns))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish what the attempts that won have staged."""
-        parts = [part for message in messages if isinstance(message, StagedParts) for part in message.parts]
+        """Publish what the attempts that won have written."""
+        parts = [part for message in messages if isinstance(message, BuiltParts) for part in message.parts]
+        named_ids: set[int] = set()
         try:
-            asyncio.run(self._publish(parts))
+            with CursorLog(self._cursor_folder) as cursors:
+                try:
+                    asyncio.run(self._publish(parts, cursors))
+                finally:
+                    named_ids = cursors.named_ids()
         finally:
-            remove_staging(self._staging)
+            self._output.end(named_ids)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark's signature
-        """Leave nothing behind."""
-        remove_staging(self._staging)
+        """Leave nothing behind. Spark calls it too where a commit has failed, however far that came."""
+        try:
+            with CursorLog(self._cursor_folder) as cursors:
+                named_ids = cursors.named_ids()
+        except LedgerError:
+            self._output.end(None)
+        else:
+            self._output.end(named_ids)
 
-    async def _publish(self, parts: list[StagedPart]) -> Published:
-        with CursorLog(self._cursor_folder) as cursors:
+    async def _publish(self, parts: list[BuiltPart], cursors: CursorLog) -> Published:
+        async with self._location.patient_storage() as storage:
             # The file must be closed before it is read again.
-            with StagingWriter(self._staging, "merged") as staging:
-                whole = list(_whole_buckets(parts, self._rules, staging))
+            with self._output.writer("merged") as writer:
+                whole = [part async for part in _whole_buckets(parts, self._rules, storage, writer)]
             whole = [_named_as_in(cursors, part) for part in whole]
             if self._mark is not None:
                 whole = [part for part in whole if not self._mark.is_in(cursors.properties(CursorName(*part.name[:2])))]
             names = {CursorName(*part.name[:2]) for part in whole}
             old = {name: read_properties(cursors.properties(name)).buckets for name in names}
             keys = {name: set() if self._overwrite else {bucket.key for bucket in old[name]} for name in names}
-            async with self._location.patient_storage() as storage:
-                replaced = names if self._overwrite else ()
-                marks = {} if self._mark is None else self._mark.properties
-                named = each_of(_named_anew(whole, keys))
-                return await publish(named, storage, cursors, replaced=replaced, marks=marks)
+            replaced = names if self._overwrite else ()
+            marks = {} if self._mark is None else self._mark.properties
+            return await publish(each_of(_named_anew(whole, keys)), storage, cursors, replaced=replaced, marks=marks)
 
 
-def _named_as_in(cursors: CursorLog, part: StagedPart) -> StagedPart:
+def _named_as_in(cursors: CursorLog, part: BuiltPart) -> BuiltPart:
     """Give a part the subscription's name in the log, from the name in the rows."""
     topic, cursor = cursors.resolve(CursorName(*part.name[:2]))
     name = BucketName(topic, cursor, part.name.bucket_id)
     return part._replace(name=name, snapshot=part.snapshot._replace(topic=topic, cursor=cursor))
 
 
-def _named_anew(parts: Iterable[StagedPart], taken: Mapping[CursorName, set[str]]) -> Iterator[StagedSnapshot]:
+def _named_anew(parts: Iterable[BuiltPart], taken: Mapping[CursorName, set[str]]) -> Iterator[BuiltSnapshot]:
     """Give each bucket the key that a tracker would: by its ledgers, in order, then its number, and no key twice."""
     for name, ledgers, snapshot in sorted(parts, key=lambda part: (part.name[:2], part.ledgers, part.name.bucket_id)):
         keys = taken[CursorName(*name[:2])]
@@ -200,10 +212,10 @@ def grouped(
         yield name, DelayedIndexes.concatenate(parts)
 
 
-def _stage(name: BucketName, rows: DelayedIndexes, rules: RebuildRules, staging: StagingWriter) -> StagedPart:
+def _build(name: BucketName, rows: DelayedIndexes, rules: RebuildRules, writer: SnapshotWriter) -> BuiltPart:
     snapshot = build_bucket(rows, step_ms=rules.step_ms, rows_max=rules.rows_max)
     ledgers = LedgerRange(int(rows.ledger_ids.min()), int(rows.ledger_ids.max()))
-    staged = staging.put(
+    built = writer.put(
         snapshot.metadata,
         snapshot.segments,
         topic=name.topic,
@@ -211,17 +223,19 @@ def _stage(name: BucketName, rows: DelayedIndexes, rules: RebuildRules, staging:
         bucket_key=bucket_key(*ledgers),
         row_count=snapshot.row_count,
     )
-    return StagedPart(name, ledgers, staged)
+    return BuiltPart(name, ledgers, built)
 
 
-def _whole_buckets(parts: Iterable[StagedPart], rules: RebuildRules, staging: StagingWriter) -> Iterator[StagedPart]:
+async def _whole_buckets(
+    parts: Iterable[BuiltPart], rules: RebuildRules, storage: BucketSnapshotStorage, writer: SnapshotWriter
+) -> AsyncIterator[BuiltPart]:
     """Build buckets whose rows were in several tasks again, from their parts."""
-    by_name: defaultdict[BucketName, list[StagedPart]] = defaultdict(list)
+    by_name: defaultdict[BucketName, list[BuiltPart]] = defaultdict(list)
     for part in parts:
         by_name[part.name].append(part)
     for name, of_bucket in by_name.items():
         if len(of_bucket) == 1:
             yield of_bucket[0]
         else:
-            rows = [decode_segments(part.snapshot.read().segments) for part in of_bucket]
-            yield _stage(name, DelayedIndexes.concatenate(rows), rules, staging)
+            rows = [decode_segments((await part.snapshot.read(storage)).segments) for part in of_bucket]
+            yield await asyncio.to_thread(_build, name, DelayedIndexes.concatenate(rows), rules, writer)

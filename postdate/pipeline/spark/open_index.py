@@ -8,10 +8,9 @@ from typing import TypeVar
 
 from managed_ledger.cursors.cursor_properties import CursorPropertiesFolder
 from managed_ledger.errors import StoreUnavailableError
-from postdate.index.location import Location, RocksDBLocation, is_uri, location_at
+from postdate.index.location import Location, is_uri, location_at
 from postdate.index.log_folder import log_folder_of
 from postdate.pipeline.publishing.selection import select
-from postdate.pipeline.publishing.staging import staging_root
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 
@@ -43,7 +42,10 @@ def cursor_folder(index: str, log: str | None) -> Path:
         StoreUnavailableError: There is none.
     """
     if log is None and is_uri(index):
-        raise StoreUnavailableError("An index at a URI has no log beside it: name the one whose cursors it belongs to")
+        raise StoreUnavailableError(
+            "An index at a URI has no log beside it: name the one whose cursors it belongs to. A dataDirectory on S3 "
+            "is copied to a folder first, by `postdate ledger copy`"
+        )
     beside = location_at(index).folder if log is None else None
     folder = log_folder_of(str(log if beside is None else beside.parent))
     if folder is None:
@@ -89,25 +91,21 @@ def topics_of_index(index: str) -> set[str]:
     return asyncio.run(read())
 
 
-def staging_place(location: Location, log: Path) -> Path:
-    """Return where jobs stage snapshots: beside the index, or beside the log if the index is in no folder of RocksDB.
-
-    Args:
-        location: Where the index is.
-        log: The result of `cursor_folder`.
-    """
-    return staging_root(location.path if isinstance(location, RocksDBLocation) else log.with_name("snapshots"))
-
-
-def with_index(location: Location, job: str, work: Callable[[BucketSnapshotStorage], Awaitable[Result]]) -> Result:
-    """Do some work of a job with an index that stays open to read for the job's other tasks in this process.
+def with_index(
+    location: Location,
+    job: str,
+    work: Callable[[BucketSnapshotStorage], Awaitable[Result]],
+    *,
+    is_read_only: bool = True,
+) -> Result:
+    """Do some work of a job with an index that stays open for the job's other tasks in this process.
 
     The folder may be in use. Its owner may compact files away under a reader, so after a failure the index is opened
     anew and the work is tried once more.
     """
 
     def once() -> Result:
-        storage = _kept_open(location, job)
+        storage = _kept_open(location, job, is_read_only)
 
         async def main() -> Result:
             return await work(storage)
@@ -128,7 +126,11 @@ def _runner() -> asyncio.Runner:
 
 
 @lru_cache(STORAGES_OPEN_MAX)
-def _kept_open(location: Location, job: str) -> BucketSnapshotStorage:  # noqa: ARG001 - a later job sees later writes
-    storage = location.patient_storage(is_read_only=True)
+def _kept_open(
+    location: Location,
+    job: str,  # noqa: ARG001 - a later job sees later writes
+    is_read_only: bool,
+) -> BucketSnapshotStorage:
+    storage = location.patient_storage(is_read_only=is_read_only)
     _runner().run(storage.start())
     return storage

@@ -97,15 +97,15 @@ async def as_they_come(
     loop = asyncio.get_running_loop()
     ended: asyncio.Queue[list[Result] | None] = asyncio.Queue()
 
-    def on_result(staged: list[Result]) -> None:
-        loop.call_soon_threadsafe(ended.put_nowait, staged)
+    def on_result(results: list[Result]) -> None:
+        loop.call_soon_threadsafe(ended.put_nowait, results)
 
     running = asyncio.create_task(asyncio.to_thread(jobs.run, "build", tasks, work, on_result))
     running.add_done_callback(lambda _running: ended.put_nowait(None))
     try:
-        while (staged := await ended.get()) is not None:
-            for snapshot in staged:
-                yield snapshot
+        while (results := await ended.get()) is not None:
+            for result in results:
+                yield result
         await running
     finally:
         if not running.done():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from postdate.pipeline.logs.header_log import HeaderLog
 from postdate.pipeline.planning.log_plan import BucketTask, CountTask, RangeCount
 from postdate.pipeline.planning.rules import RebuildRules
-from postdate.pipeline.publishing.staging import StagedSnapshot, StagingWriter
+from postdate.pipeline.publishing.storing import BuiltSnapshot, SnapshotWriter
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from postdate.pipeline.tasks.row_checks import BadRow, rows_to_index, split_rows
 from snapshot_storage.encoding.columns import DelayedIndexes
@@ -44,11 +44,11 @@ def count_rows(log: HeaderLog, task: CountTask, rules: RebuildRules) -> Counted:
     return counted
 
 
-def build_task(log: HeaderLog, task: BucketTask, rules: RebuildRules, staging: StagingWriter) -> StagedSnapshot:
-    """Build one bucket and stage it.
+def build_task(log: HeaderLog, task: BucketTask, rules: RebuildRules, writer: SnapshotWriter) -> BuiltSnapshot:
+    """Build one bucket and write it.
 
     Raises:
-        LogChangedError: The log has other rows than were counted; nothing was staged.
+        LogChangedError: The log has other rows than were counted; nothing was written.
     """
     rows = DelayedIndexes.concatenate(list(_rows_of(log, task, rules.now_ms)))
     if len(rows) != task.row_count:
@@ -57,13 +57,14 @@ def build_task(log: HeaderLog, task: BucketTask, rules: RebuildRules, staging: S
             "the log was trimmed while it was read: start again"
         )
     snapshot = build_bucket(rows, step_ms=rules.step_ms, rows_max=task.segment_rows_max)
-    return staging.put(
+    return writer.put(
         snapshot.metadata,
         snapshot.segments,
         topic=task.topic,
         cursor=task.cursor,
         bucket_key=task.bucket_key,
         row_count=snapshot.row_count,
+        named_id=task.named_id,
     )
 
 

@@ -10,10 +10,9 @@ from typing import NamedTuple
 from managed_ledger.cursors.cursor_properties import CursorName
 from postdate.index.cursor_snapshots import own_metadata
 from postdate.pipeline.planning.rules import RebuildRules
-from postdate.pipeline.publishing.staging import StagedSnapshot, StagingWriter
 from snapshot_storage.encoding.codec import decode_metadata, decode_metadata_columns, decode_segments
 from snapshot_storage.encoding.columns import DelayedIndexes
-from snapshot_storage.encoding.snapshot import build_snapshot
+from snapshot_storage.encoding.snapshot import Snapshot, build_snapshot
 from snapshot_storage.errors import SnapshotCorruptedError, SnapshotStorageError
 from snapshot_storage.storage import BucketSnapshotStorage
 from tracker.bucket_properties import SnapshotProperty
@@ -69,26 +68,15 @@ async def _count(storage: BucketSnapshotStorage, bucket: NamedBucket) -> Counted
     return CountedBucket(bucket_id, sum(segment.row_count for segment in segments))
 
 
-async def merge_task(
-    storage: BucketSnapshotStorage, task: MergeTask, rules: RebuildRules, staging: StagingWriter
-) -> StagedSnapshot:
-    """Make one bucket of its sources and stage it; no row is left out but what several sources have.
+async def merge_task(storage: BucketSnapshotStorage, task: MergeTask, rules: RebuildRules) -> Snapshot:
+    """Make one bucket of its sources; no row is left out but what several sources have.
 
     Raises:
         SnapshotStorageError: A source cannot be read, or does not hold what its entry 0 says.
     """
     sources = [await _rows_of(storage, source.bucket_id) for source in task.sources]
     rows_max = segment_row_count_max(rules.rows_max, task.bucket_count)
-    snapshot = build_snapshot(DelayedIndexes.concatenate(sources).sorted(), step_ms=rules.step_ms, rows_max=rows_max)
-    topic, cursor = task.cursor
-    return staging.put(
-        snapshot.metadata,
-        snapshot.segments,
-        topic=topic,
-        cursor=cursor,
-        bucket_key=task.bucket_key,
-        row_count=snapshot.row_count,
-    )
+    return build_snapshot(DelayedIndexes.concatenate(sources).sorted(), step_ms=rules.step_ms, rows_max=rows_max)
 
 
 async def _rows_of(storage: BucketSnapshotStorage, bucket_id: int) -> DelayedIndexes:

@@ -47,7 +47,7 @@ def publish_all(data: Path, ledger_ids: tuple[int, ...], kill_before: str = "") 
             step("delete")
             await super().delete_bucket_snapshot(bucket_id)
 
-    class Owners(CursorLog):
+    class OwnersLog(CursorLog):
         def put_properties(self, *arguments: object) -> None:
             step("name")
             super().put_properties(*arguments)  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def publish_all(data: Path, ledger_ids: tuple[int, ...], kill_before: str = "") 
 
     with (
         StagingFolder(staging_root(data / "snapshots"), uuid4().hex) as folder,
-        Owners(data / "ledgers") as cursors,
+        OwnersLog(data / "ledgers") as cursors,
     ):
         with StagingWriter(folder.path, "0") as writer:
             staged = [_stage(writer, cursor, ledger_id) for cursor in CURSORS for ledger_id in ledger_ids]

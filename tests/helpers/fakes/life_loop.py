@@ -76,6 +76,10 @@ class LifeLoop(SimulationLoop):
         self._pool = new_executor(self, 4)
         self.timers_set = 0
 
+    def pass_until(self, at_s: float) -> None:
+        """Let time pass in which nothing runs."""
+        self._virtual_selector.elapsed_seconds = max(self.time(), at_s)
+
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
         """Run a call in the loop itself where the default pool is asked for."""
         return super().run_in_executor(executor or self._pool, func, *args)

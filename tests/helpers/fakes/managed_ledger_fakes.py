@@ -32,6 +32,11 @@ class MemoryBatch:
     def __init__(self) -> None:
         self.changes: list[tuple[Family, bytes, bytes | None, bytes | None]] = []
 
+    @property
+    def size_bytes(self) -> int:
+        """About what RocksDB says."""
+        return sum(len(key) + len(value or b"") for _, key, value, _ in self.changes)
+
     def put(self, family: Family, key: bytes, value: bytes) -> None:
         assert type(key) is bytes
         assert type(value) is bytes

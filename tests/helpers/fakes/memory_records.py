@@ -1,6 +1,6 @@
 """Records of the log in memory, for policies and grants."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 class MemoryRecords:
@@ -17,3 +17,6 @@ class MemoryRecords:
             self.records.pop(name, None)
         else:
             self.records[name] = value
+
+    async def change_record(self, name: str, change: Callable[[bytes | None], bytes | None]) -> None:
+        await self.put_record(name, change(self.records.get(name)))

@@ -1,7 +1,6 @@
 """A connection's end without a socket: a service on a folder of the test's own, and a transport that remembers."""
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from postdate.broker.protocol.commands import frame
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from postdate.broker.service.service import Service
 from tests.helpers.parsed_frames import frames_in
+from tests.helpers.until import until
 
 
 class FakeTransport(asyncio.Transport):
@@ -126,18 +126,6 @@ async def subscribe(peer: Peer, consumer_id: int = 1, **values: Any) -> BaseComm
     """Subscribe to topic t, Key_Shared by default."""
     fields = {"topic": "t", "subscription": "s", "subType": CommandSubscribe.Key_Shared, "consumer_id": consumer_id}
     return await peer.request(BaseCommand.SUBSCRIBE, "subscribe", **(fields | values))
-
-
-async def until(look: Callable[[], Any]) -> Any:
-    """Let the loop run until `look` finds something."""
-    async with asyncio.timeout(60):
-        while True:
-            found = look()
-            if inspect.isawaitable(found):
-                found = await found
-            if found:
-                return found
-            await asyncio.sleep(0.001)
 
 
 async def open_service(

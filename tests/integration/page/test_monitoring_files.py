@@ -1,10 +1,12 @@
 """The dashboard and the alert rules ask for metrics and labels that a live service has."""
 
+import asyncio
 import json
 import re
 import time
 import urllib.request
 from collections import defaultdict
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pulsar
@@ -13,6 +15,12 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from managed_ledger.durations import DurationHistogram
+from postdate.broker.admin.figures import StoreSnapshot
+from postdate.broker.admin.metrics_merging import FamilyReader, merged_pages
+from postdate.broker.ownership.owners import LeaseFigures
+from snapshot_storage.s3.requests import RequestOutcome, S3Requests
+from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tests.helpers.monitoring_files import ALERTS, DASHBOARD, PANELS
 from tests.helpers.services.services import RunningService
 
@@ -47,9 +55,29 @@ def told(page_service: RunningService) -> dict[str, set[str]]:
             lines = [line.decode() for line in reply if not line.startswith(b"#")]
     client.close()
     found: dict[str, set[str]] = defaultdict(set)
-    for line in lines:
+    for line in [*lines, *lines_on_object_storage()]:
         found[re.split(r"[{ ]", line)[0]] |= {*re.findall(r'(\w+)="', line)}
     return found
+
+
+def lines_on_object_storage() -> list[str]:
+    """What a service tells that shares a prefix with others, beside the metrics of all services."""
+    requests = S3Requests()
+    requests.note("put_object", RequestOutcome.DONE, 0.015, 1_000)
+    leases = LeaseFigures(members=2, owned_bundles=2, renewal_age_s=0.5, takeovers=0, lapses=0)
+    store = StoreSnapshot(commits=DurationHistogram(), object_storage=requests.counts(), leases=leases)
+    text = metrics_text(ServiceSnapshot("c", 0, store=store))
+
+    async def page() -> AsyncGenerator[bytes, None]:
+        yield text
+
+    async def merged() -> bytes:
+        reader = FamilyReader("p", page())
+        await reader.begin()
+        return b"".join([chunk async for chunk in merged_pages([reader], ["silent"])])
+
+    found = asyncio.run(merged()).decode().splitlines()
+    return [line for line in found if "object_storage" in line or "lease" in line or "process_up" in line]
 
 
 @pytest.mark.slow

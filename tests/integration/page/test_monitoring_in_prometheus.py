@@ -321,3 +321,35 @@ def test_the_alerts_on_what_an_operator_forgets_fire_then_and_no_sooner(tmp_path
             ("PostdateDiskFillsUp", "200m", {FREE: "19x400", SIZE: HUNDRED}, {}, WELL),
         ],
     )
+
+
+PROCESS = "{cluster='c', process='p'}"
+UP_OF_PROCESS, LAPSES = "postdate_process_up{process='p'}", f"postdate_lease_lapses_total{PROCESS}"
+DONE, FAILED, BUSY, CONDITION = (
+    f"postdate_object_storage_requests_total{{cluster='c', process='p', operation='create', outcome='{outcome}'}}"
+    for outcome in ("done", "failed", "busy", "condition")
+)
+OF_PROCESS = {"cluster": "c", "process": "p"}
+
+
+def test_the_alerts_on_several_processes_and_object_storage_fire_then_and_no_sooner(tmp_path: Path) -> None:
+    down = "p does not answer the other processes, and nobody has its topics"
+    lapsed = "p could not renew its lease, and has given up its bundles"
+    fails = "p: 10% of the requests to object storage fail"
+    judge(
+        tmp_path,
+        [
+            ("PostdateProcessDown", "9m", {UP_OF_PROCESS: "1x4 0x9"}, {"process": "p"}, down),
+            # A worker that was started again.
+            ("PostdateProcessDown", "9m", {UP_OF_PROCESS: "1x4 0 1x9"}, {}, WELL),
+            ("PostdateLeaseLapsed", "9m", {LAPSES: "0x6 1x40"}, OF_PROCESS, lapsed),
+            ("PostdateLeaseLapsed", "30m", {LAPSES: "0x6 1x40"}, {}, WELL),
+            ("PostdateObjectStorageFails", "20m", {DONE: "0+90x20", FAILED: "0+10x20"}, OF_PROCESS, fails),
+            ("PostdateObjectStorageFails", "20m", {DONE: "0+90x20", BUSY: "0+10x20"}, OF_PROCESS, fails),
+            # An object that is there already, or is not there, is an answer.
+            ("PostdateObjectStorageFails", "20m", {DONE: "0+90x20", CONDITION: "0+10x20"}, {}, WELL),
+            ("PostdateObjectStorageFails", "20m", {DONE: "0+990x20", FAILED: "0+10x20"}, {}, WELL),
+            # An idle service.
+            ("PostdateObjectStorageFails", "20m", {DONE: "9x20", FAILED: "1x20"}, {}, WELL),
+        ],
+    )

@@ -11,9 +11,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from managed_ledger.bundle_settings import SETTINGS, bundle_folder, encode_settings
+from managed_ledger.bundles import even_ranges
+from managed_ledger.cursors.cursor_properties import CursorName
 from postdate.demo.process import wait_until
 from tests.helpers.command_cases import CASES, Case
 from tests.helpers.command_data import bucket_id_in, copied, make_folders, words_of
+from tests.helpers.spark.bulk_data import bucket_ids, some_times, write_log
 from tests.helpers.spark.spark_session import require_java
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
@@ -92,8 +96,8 @@ def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
     assert [one["topic"] for one in ahead_of_one["ahead"]] == [None, topics[1]]
 
 
-def _started(data: Path) -> "subprocess.Popen[str]":
-    words = ["pipeline", "rebuild", str(data), "--now", "0"]
+def _started(data: Path, *more: str) -> "subprocess.Popen[str]":
+    words = ["pipeline", "rebuild", str(data), "--now", "0", *more]
     return subprocess.Popen(
         [sys.executable, "-m", "postdate", *words],
         cwd=ROOT,
@@ -129,6 +133,25 @@ def test_a_job_from_a_shell_says_what_is_its_own_and_ctrl_c_ends_it(tmp_path: Pa
     assert re.fullmatch(r"350 messages of 5 ledgers read, 588 indexed in 4 buckets: .*\n", said)
     assert stages == "count: 2 parts\nbuild: 4 parts\n"
     assert list(tmp_path.glob("*.staging")) == []
+
+
+def test_a_job_works_on_the_bundle_that_is_named(tmp_path: Path) -> None:
+    """Of a folder with several; the other bundle stays as it was."""
+    require_java()
+    ranges = even_ranges(2)
+    (tmp_path / SETTINGS).write_bytes(encode_settings(ranges))
+    names = [f"persistent://public/default/t{number}" for number in range(20)]
+    subs = {bundle: CursorName(next(filter(bundle.has, names)), "sub") for bundle in ranges}
+    for bundle, sub in subs.items():
+        write_log(bundle_folder(tmp_path, bundle), {sub.topic: some_times(1, 250)})
+
+    with _started(tmp_path, "--bundle", str(ranges[1])) as job:
+        said, stages = job.communicate(timeout=500)
+
+    assert job.returncode == 0, stages
+    assert said.startswith("250 messages of 3 ledgers read")
+    rebuilt = [len(bucket_ids(bundle_folder(tmp_path, bundle), sub)) for bundle, sub in subs.items()]
+    assert rebuilt == [0, 1]
 
 
 def test_ctrl_c_while_java_starts_leaves_no_java_behind(tmp_path: Path) -> None:

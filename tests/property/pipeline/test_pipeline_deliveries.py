@@ -1,7 +1,6 @@
 """An index that was rebuilt and recovered delivers what the live one does, at the same times, in the same order."""
 
 import asyncio
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from postdate.index.acknowledged import Acknowledged
 from postdate.pipeline.planning.rules import RebuildRules
 from postdate.testing import FakeCursor, run_inline, run_virtually, virtual_now_ms
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
-from tests.helpers.live_index import NOW_MS
+from tests.helpers.live_index import NOW_MS, StoredEntries
 from tests.helpers.process_rebuild import TimesLog, rebuilt
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker, BucketDelayedDeliveryTrackerFactory
 from tracker.config import TrackerConfig
@@ -45,7 +44,8 @@ def test_a_rebuilt_index_delivers_what_the_live_one_delivers(
     ids = np.cumsum([gap for gap, _ in ledgers]).tolist()
     log = TimesLog(dict(zip(ids, [times for _, times in ledgers], strict=True)))
 
-    from_rebuild = run_virtually(_recovered(log, rules, tmp_path_factory.mktemp("s") / "x"))
+    snapshots = rebuilt(log, Acknowledged(), rules, tmp_path_factory.mktemp("s") / "x")
+    from_rebuild = run_virtually(_recovered(snapshots, rules))
     from_live = run_virtually(_live(log, rules))
 
     assert from_rebuild == from_live
@@ -66,10 +66,10 @@ async def _live(log: TimesLog, rules: RebuildRules) -> list[Delivery]:
         return await _deliveries(tracker)
 
 
-async def _recovered(log: TimesLog, rules: RebuildRules, folder: Path) -> list[Delivery]:
+async def _recovered(snapshots: list[StoredEntries], rules: RebuildRules) -> list[Delivery]:
     async with MemoryBucketSnapshotStorage() as storage:
         cursor = FakeCursor()
-        for key, metadata, segments in rebuilt(log, Acknowledged(), rules, folder):
+        for key, metadata, segments in snapshots:
             bucket_id = await storage.create_bucket_snapshot(
                 metadata, segments, bucket_key=key, topic_name="t", cursor_name="c"
             )

@@ -1,6 +1,8 @@
 """The whole service but the wire, on one virtual clock, driven by a seed and judged by an oracle of its own.
 
     variants.py    what a seed chooses: kinds of subscriptions, limits, tracker, how storage and log behave
+    shipped.py     the logs on an object storage: requests that are late, lost, and done without an answer
+    stalled.py     an owner that stands still, and wakes up beside the next life
     disk.py        the log's database and executors without threads; what a kill and a power cut leave
     life.py        one life of the service: an event loop of its own, which a kill drops as it is
     clients.py     consumers, and what their clients remember over a reconnect

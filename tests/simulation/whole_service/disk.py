@@ -9,11 +9,14 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from random import Random
+from typing import Any
 
 from managed_ledger.disk.keys import Family, block_key, pair
 from managed_ledger.entries.blocks import payload_count, row_count
 from managed_ledger.errors import LedgerError, StoreUnavailableError
-from tests.helpers.fakes.managed_ledger_fakes import MemoryBatch, MemoryDatabase, MemoryRows
+from managed_ledger.objects.shipped_database import ShippedDatabase
+from managed_ledger.rocksdb_store.store import StoreBatch
+from tests.helpers.fakes.managed_ledger_fakes import MemoryBatch, MemoryDatabase, MemoryRows, Tables
 
 Key = tuple[int, int]
 
@@ -31,11 +34,18 @@ class _SpoiledRows(MemoryRows):
 
 
 class DiskHandle:
-    """One life's way to the disk (a `managed_ledger.disk.reopening.ReopeningDatabase`)."""
+    """One life's way to the disk (a `managed_ledger.disk.reopening.ReopeningDatabase`).
 
-    def __init__(self, disk: MemoryDatabase, chance: Random) -> None:
+    Args:
+        disk: The disk, or the log on object storage.
+        chance: Decides which reads fail.
+        tables: Gives what there is to be read.
+    """
+
+    def __init__(self, disk: MemoryDatabase | ShippedDatabase, chance: Random, tables: Callable[[], Tables]) -> None:
         self.read_failure_rate = 0.0
-        self._disk = disk
+        self._disk: Any = disk
+        self._tables = tables
         self._chance = chance
         self._is_released = False
         self.damage: str | None = None
@@ -45,7 +55,7 @@ class DiskHandle:
     def spoil(self, family: Family, positions: Collection[tuple[int, int]], error: type[LedgerError]) -> set[Key]:
         """Make the values of some entries unreadable; return all entries of these values."""
         spoiled: set[Key] = set()
-        table = self._disk.tables[family]
+        table = self._tables()[family]
         for ledger_id, entry_id in positions:
             key = max(one for one in table if one <= block_key(ledger_id, entry_id))
             self._faults[family, key] = error
@@ -62,17 +72,19 @@ class DiskHandle:
         """Change nothing any more: the process is dead."""
         self._is_released = True
 
-    def new_batch(self) -> MemoryBatch:
-        return MemoryBatch()
+    def new_batch(self) -> MemoryBatch | StoreBatch:
+        batch: MemoryBatch | StoreBatch = self._disk.new_batch()
+        return batch
 
-    def write(self, batch: MemoryBatch, *, sync: bool) -> None:
+    def write(self, batch: MemoryBatch | StoreBatch, *, sync: bool) -> None:
         if self._is_released:
             raise StoreUnavailableError("the process is dead")
         self._disk.write(batch, sync=sync)
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         self._check(family, key)
-        return self._disk.get(family, key)
+        found: bytes | None = self._disk.get(family, key)
+        return found
 
     @contextmanager
     def rows(self, family: Family) -> Iterator[MemoryRows]:
@@ -82,7 +94,7 @@ class DiskHandle:
 
     def listed(self, family: Family, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         self._may_fail()
-        found = self._disk.listed(family, start, end)
+        found: list[tuple[bytes, bytes]] = self._disk.listed(family, start, end)
         return list(takewhile(lambda row: (family, row[0]) not in self._faults, found)) if self._faults else found
 
     def _check(self, family: Family, key: bytes) -> None:
@@ -95,7 +107,8 @@ class DiskHandle:
             raise StoreUnavailableError("the disk says no")
 
     def scan(self, family: Family, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return self._disk.scan(family, start, end)
+        rows: Iterator[tuple[bytes, bytes]] = self._disk.scan(family, start, end)
+        return rows
 
     def compact(self, family: Family, start: bytes, end: bytes) -> None:
         """Give nothing back: the rows are in memory."""

@@ -785,6 +785,24 @@ def cut_power(sim: "Simulation") -> None:
     kill(sim)
 
 
+def stall(sim: "Simulation") -> None:
+    """The process stands still soon, and another one takes over; it may wake up."""
+    # The jobs of a life are those of the one process whose clock is put back and forth.
+    sim.is_stall = sim.upkeep is None
+    if sim.is_stall and sim.chance.random() < 0.7:
+        # So that something has no receipt yet.
+        publish(sim)
+    kill(sim)
+
+
+def wake(sim: "Simulation") -> None:
+    """The process that stood still goes on, and does not know what happened meanwhile."""
+    if sim.stalled is not None:
+        sim.note("the stalled owner wakes up")
+        sim.stalled.wake()
+        sim.did("woken: for a while")
+
+
 async def restart(sim: "Simulation") -> None:
     """The service is stopped in order and started again."""
     sim.note("restarts")
@@ -850,6 +868,8 @@ EVENTS: Final[dict[str, Event]] = {
         kill,
         cut_power,
         restart,
+        stall,
+        wake,
         wait,
         wait_long,
         rest,

@@ -5,7 +5,7 @@ the entries in a consumer's hands follow from those that were sent. Cursors and 
 which a kill leaves open: which entries and which acknowledgements were durable. Even then the answer must be a possible
 one.
 
-Invariants are those of ARCHITECTURE.md, section 8; each complaint names the promise.
+Invariants are those of ARCHITECTURE.md, section 9; each complaint names the promise.
 """
 
 import bisect

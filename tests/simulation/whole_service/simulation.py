@@ -12,8 +12,10 @@ import hashlib
 import traceback
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 from unittest.mock import patch
 from urllib.parse import quote
@@ -44,6 +46,8 @@ from tests.simulation.whole_service.oracle import Key, Oracle, PublishedEntry, S
 from tests.simulation.whole_service.payloads import content_of, number_of, payload_of
 from tests.simulation.whole_service.rest import come_to_rest, play_outage_round
 from tests.simulation.whole_service.scheduled import SCHEDULED_EVENTS, adopt_pause
+from tests.simulation.whole_service.shipped import LogBucket, simulated_storage
+from tests.simulation.whole_service.stalled import LEASE_S, StalledOwner, stall
 from tests.simulation.whole_service.upkeep import Upkeep
 from tests.simulation.whole_service.variants import Variant, has_delays, policy, subscription_type, variant_of
 from tracker.bucket_tracker import BucketDelayedDeliveryTracker
@@ -56,6 +60,9 @@ from tracker.stats import BucketOperation
 
 ADMINISTRATION_S: Final = 2.0
 """How long a request of an administrator or a client may take, in every state of the snapshot storage."""
+
+TAKEOVER_S: Final = 15.0
+"""How long it may take to open bundles on an object storage that fails now and then."""
 
 COMPLAINTS_MAX: Final = 5
 
@@ -112,7 +119,11 @@ class Simulation:
         self.variant: Variant = variant_of(seed, variant)
         self.chance = Random(f"events {seed}")
         self.clock = Clock()
-        self.disk = MemoryDatabase()
+        self.disk: MemoryDatabase | LogBucket = MemoryDatabase()
+        if self.variant.logs is not None:
+            self.disk = LogBucket(
+                Random(f"bucket {seed}"), self.variant.logs, lambda what, size: self.coverage.note(what, size)
+            )
         self.stored = MemoryBucketSnapshotStorage()
         self.times = Times(self.clock.now_s, self.clock.now_ms)
         tracker = self.variant.config.tracker
@@ -156,6 +167,8 @@ class Simulation:
         self.consumers_made = 0
         self.subscriptions_made = 0
         self._known_ledgers: set[int] = set()
+        self._cache: Path
+        """Of local tables, which a new owner does not find."""
         self.published_unanswered: list[set[int]] = []
         """The numbers of what callers over HTTP have published, each time as one, and have no answer for."""
         self._ends_life = False
@@ -169,6 +182,9 @@ class Simulation:
         """Whether what was not synced is lost with the next kill."""
         self.is_after_power_cut = False
         """Whether the last life ended so."""
+        self.is_stall = False
+        """Whether the next kill is none: the process stands still, and goes on beside the next life."""
+        self.stalled: StalledOwner | None = None
 
     # The story.
 
@@ -176,11 +192,14 @@ class Simulation:
         """Play it to its end or to the first complaint."""
         with (
             apscheduler_clock(self.clock.now_ms) as listed,
+            simulated_storage(),
+            TemporaryDirectory(prefix="simulation-") as cache,
             # So few that the bound of rows in memory is met.
             patch.object(loading, "ROWS_OF_A_BUCKET_MIN", _ROWS_OF_A_BUCKET_MIN),
             # And so few that hardly a poll finds all its rows in what an earlier one merged.
             patch.object(RowQueue.__init__, "__defaults__", (QueueSizes(pop_rows_min=_POP_ROWS_MIN),)),
         ):
+            self._cache = Path(cache)
             return self._run(listed)
 
     def _run(self, listed: ListedTurns) -> Result:
@@ -188,13 +207,23 @@ class Simulation:
         is_over = False
         while not is_over and not self.complaints:
             self.lives += 1
-            self.life = Life(self.variant, self.disk, self.stored, self.clock, self.chance, start_s, self.complain)
+            self.life = Life(
+                self.variant,
+                self.disk,
+                self.stored,
+                self.clock,
+                self.chance,
+                start_s,
+                self.complain,
+                self._cache / str(self.lives),
+            )
             try:
                 is_over = self.life.run(self._live(listed))
             except Killed:
-                self.note("the power fails" if self.is_power_cut else "killed")
-                self.did("power cut" if self.is_power_cut else "kill")
-                if self.is_power_cut:
+                stalls = self.is_stall and self._try_stall()
+                self.note("stalled" if stalls else "the power fails" if self.is_power_cut else "killed")
+                self.did("stall" if stalls else "power cut" if self.is_power_cut else "kill")
+                if self.is_power_cut and isinstance(self.disk, MemoryDatabase):
                     self.disk = self.disk.after_power_loss()
                 self.is_after_power_cut = self.is_power_cut
             except FailedError:
@@ -204,7 +233,11 @@ class Simulation:
                 self.complain(f"{type(error).__name__} in {where.name} ({Path(where.filename).name}): {error}")
             start_s = self.life.loop.time()
             self._tasks.clear()
-            self.life.dispose()
+            if self.stalled is not None and self.stalled.life is self.life:
+                start_s += LEASE_S
+            else:
+                self.life.dispose()
+        self._end_stalled()
         digest = hashlib.sha256("\n".join(self.trace).encode()).hexdigest()[:16]
         return Result(
             self.seed,
@@ -218,9 +251,25 @@ class Simulation:
             self.coverage.met,
         )
 
+    def _try_stall(self) -> bool:
+        """Let the life stand still as it is; False where it had hardly begun."""
+        life, tasks = self.life, list(self._tasks)
+        self._end_stalled()
+        life.is_dead = True
+        stories = tasks if life.story is None else [*tasks, life.story]
+        if not life.run(stall(life, stories)):
+            return False
+        self.stalled = StalledOwner(self, life)
+        return True
+
+    def _end_stalled(self) -> None:
+        if self.stalled is not None:
+            self.stalled.life.dispose()
+        self.stalled = None
+
     async def _live(self, listed: ListedTurns) -> bool:
         """Live until the story is over (True) or the service is restarted."""
-        self._ends_life = self.is_power_cut = self.is_resting = False
+        self._ends_life = self.is_power_cut = self.is_stall = self.is_resting = False
         self.upkeep = None
         # An outage outlives the service.
         self.life.storage.is_hanging = self.storage_state == "hangs"
@@ -228,7 +277,7 @@ class Simulation:
         # By dice of their own: the stories of all seeds would be other ones else.
         if (die := Random(f"index {self.seed} {self.lives}")).random() < _MISTIMED_SHARE:
             mistime_snapshots(self, die)
-        await self.in_time("start", self.life.open(), ADMINISTRATION_S)
+        await self.in_time("start", self.life.open(), ADMINISTRATION_S if self.variant.logs is None else TAKEOVER_S)
         has_switch = "switch_delays" in self.variant.weights and Random(f"{self.seed} {self.lives}").random() < 0.15
         if has_switch and self.oracle.subs and not self.is_at_the_end:
             await events.switch_delays_of_closed_topic(self)
@@ -426,7 +475,7 @@ class Simulation:
         cancel = found.cancel
 
         def on_cancel(positions: Sequence[Key]) -> None:
-            if found.cursor.is_closed:
+            if found.cursor.is_closed or life.is_dead:
                 # The service stops: it is refused, and nothing is cancelled.
                 cancel(positions)
                 return
@@ -435,11 +484,13 @@ class Simulation:
             self.oracle.cancelled(sub, positions)
             cancel(positions)
 
+        life = self.life
         found.cancel = on_cancel  # type: ignore[method-assign]
 
     def _watch_replacements(self) -> None:
         """Know of all entries that give way to others, where the log is asked to replace them."""
-        ledger = self.life.topic.ledger
+        life = self.life
+        ledger = life.topic.ledger
         replace = ledger.replace
 
         def on_replace(
@@ -449,6 +500,8 @@ class Simulation:
             hidden: Mapping[Cursor, Sequence[int]],
         ) -> Replacement:
             replacement = replace(entries, acknowledged=acknowledged, hidden=hidden)
+            if life.is_dead:
+                return replacement
             if not acknowledged and self.own_id_set is None:
                 self._published_together(entries, replacement.positions)
                 return replacement
@@ -524,11 +577,12 @@ class Simulation:
         self.note(f"published over HTTP are {keys[0]} to {keys[-1]}")
 
     def _watch_cursor(self, sub: SubscriptionModel) -> None:
+        life = self.life
         sub.seeks_seen = self.cursor(sub).seeks
 
         def on_moved(position: Position) -> None:
             # A move of messages that is under way acknowledges them also on a cursor that was just deleted.
-            if not self.life.is_dead and self.oracle.subs.get(sub.name) is sub:
+            if not life.is_dead and self.oracle.subs.get(sub.name) is sub:
                 # A seek to what is being trimmed ends behind it.
                 self._look_at_ledgers()
                 self.oracle.mark_delete_moved(sub, tuple(position))
@@ -541,24 +595,27 @@ class Simulation:
         wish = policy(sub.kind)
         if wish.mode is KeySharedMode.STICKY and not ranges:
             ranges = events.sticky_ranges(self, sub)
+        life = self.life
         return SimulatedConsumer(
             self.consumers_made,
             sub.name,
             KeySharedPolicy(wish.mode, wish.allow_out_of_order_delivery, ranges),
             self.chance.choice([0, 0, 0, 1]),
             Link(self.life.reads, self.life.tell_writable),
-            lambda consumer, deliveries: self._on_deliveries(sub, consumer, deliveries),
-            lambda consumer: self._on_active(sub, consumer),
+            lambda consumer, deliveries: self._on_deliveries(life, sub, consumer, deliveries),
+            lambda consumer: self._on_active(life, sub, consumer),
         )
 
-    def _on_active(self, sub: SubscriptionModel, consumer: SimulatedConsumer) -> None:
-        if not self.life.is_dead:
+    def _on_active(self, life: Life, sub: SubscriptionModel, consumer: SimulatedConsumer) -> None:
+        if not life.is_dead:
             self.note(f"{sub.name} {consumer.name} is active")
             self.oracle.sync(sub)
             self.oracle.became_active(sub)
 
-    def _on_deliveries(self, sub: SubscriptionModel, consumer: SimulatedConsumer, deliveries: Any) -> None:
-        if self.life.is_dead:
+    def _on_deliveries(self, life: Life, sub: SubscriptionModel, consumer: SimulatedConsumer, deliveries: Any) -> None:
+        if life.is_dead:
+            if life.is_woken:
+                life.on_woken_delivery(sub.name, [(one.ledger_id, one.entry_id) for one in deliveries])
             return
         self.oracle.sync(sub)
         if sub.name not in self.oracle.subs or self.oracle.subs[sub.name] is not sub:
@@ -664,7 +721,7 @@ class Simulation:
 
     def _look_at_cursors(self) -> None:
         """Find out what survived of the last moments before a kill, which must be possible."""
-        self.life.topic.ledger.add_listener(self._on_committed)
+        self.life.topic.ledger.add_listener(partial(self._on_committed, self.life))
         self._watch_replacements()
         known = {ledger.ledger_id: ledger.entries for ledger in self.life.topic.ledger.ledgers()}
         # Also those of a ledger that was begun and is not there any more.
@@ -678,6 +735,8 @@ class Simulation:
             if numbers & there and numbers - there:
                 self.complain(f"of messages that were published together some are lost: {sorted(numbers - there)[:5]}")
         self.published_unanswered = []
+        if self.stalled is not None:
+            self.stalled.adopt(self.oracle.entries.keys() - lost)
         self._look_at_ledgers()
         unsure: set[Key] = set()
         for entry in list(self.oracle.entries.values()):
@@ -757,10 +816,10 @@ class Simulation:
         self.oracle.begin_with(sub, durable)
         adopt_pause(self, sub)
 
-    def _on_committed(self) -> None:
-        if self.life.is_dead:
+    def _on_committed(self, life: Life) -> None:
+        if life.is_dead:
             return
-        confirmed = self.life.topic.ledger.last_confirmed_position
+        confirmed = life.topic.ledger.last_confirmed_position
         for key in [key for key in self.uncommitted if key <= confirmed]:
             entry = self.uncommitted.pop(key)
             self._known_ledgers.add(key[0])

@@ -4,13 +4,14 @@ Limits are small, so that portions are met and bounds are reached in nearly ever
 events and faults, in weights of its own (swarm testing), so that runs differ in kind and not only in order.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Final
 
 from dispatcher.config import DRAINING_HASHES, LAST_SENT_POSITION, DispatcherConfig, SubscriptionType
 from dispatcher.consumer import KeySharedMode, KeySharedPolicy
+from managed_ledger.bundles import BundleRange, even_ranges
 from managed_ledger.config import ManagedLedgerConfig
 from postdate.broker.configuration.config import BrokerConfig
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan
@@ -39,6 +40,9 @@ KINDS: Final = {
 
 _DELAY_LAWS: Final = ["none", "short", "long", "exponential", "fixed", "instants", "past", "far"]
 
+OBJECTS: Final = "objects"
+"""The variant whose logs are on an object storage; else they are on a disk."""
+
 TRACKERS: Final = {"bucket": 6, "memory": 2, "shared_index": 3}
 
 _SUBSCRIPTION_TYPES: Final = {
@@ -63,6 +67,23 @@ def policy(kind: str) -> KeySharedPolicy:
     if kind == STICKY:
         return KeySharedPolicy(KeySharedMode.STICKY)
     return KeySharedPolicy(allow_out_of_order_delivery=kind == OUT_OF_ORDER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageOfLogs:
+    """How the object storage behaves that has the logs.
+
+    Attributes:
+        ranges: The bundles.
+        latency_s: The longest that a request takes on its way, and its answer as much.
+        fault_rate: How often a request is lost, done without an answer, late, or done twice.
+        checkpoint_bytes: Changes after which a checkpoint is stored.
+    """
+
+    ranges: tuple[BundleRange, ...]
+    latency_s: float
+    fault_rate: float
+    checkpoint_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +112,13 @@ class Variant:
     has_clock_steps: bool
     is_stingy: bool
     """Consumers ask for few messages, so that many are due while no consumer can take them."""
+    logs: StorageOfLogs | None = None
+    """The object storage of the logs; None where they are on a disk."""
 
     @property
     def name(self) -> str:
-        """Kinds and tracker."""
-        return f"{'+'.join(self.kinds)}/{self.tracker}"
+        """Kinds and tracker, and where the logs are."""
+        return f"{'+'.join(self.kinds)}/{self.tracker}" + ("" if self.logs is None else f"/{OBJECTS}")
 
     @property
     def description(self) -> str:
@@ -136,7 +159,14 @@ class Variant:
 
 
 def variant_of(seed: int, name: str | None = None) -> Variant:
-    """Return the variant of a seed; `name` asks for others of its kinds and tracker (`kind+kind/tracker`)."""
+    """Return the variant of a seed.
+
+    Args:
+        seed: Decides.
+        name: `kind+kind/tracker` for others than its own; with `/objects`, or `objects` alone, on an object storage.
+    """
+    if name is not None and name.endswith(OBJECTS):
+        return _on_objects(seed, variant_of(seed, name.removesuffix(OBJECTS).removesuffix("/") or None))
     chance = Random(f"variant {seed}")
     kinds, tracker = _named(chance, name)
     keys = tuple(chance.randrange(2**31) for _ in range(chance.choice([1, 2, 4, 12, 60])))
@@ -172,6 +202,21 @@ def variant_of(seed: int, name: str | None = None) -> Variant:
         has_clock_steps=has_clock_steps,
         is_stingy=not is_bulky and chance.random() < 0.25,
     )
+
+
+def _on_objects(seed: int, variant: Variant) -> Variant:
+    """Put the logs of a variant on an object storage."""
+    chance = Random(f"objects {seed}")
+    logs = StorageOfLogs(
+        ranges=even_ranges(chance.choice([1, 1, 2, 3])),
+        latency_s=chance.choice([0.001, 0.01, 0.03]),
+        fault_rate=chance.choice([0.0, 0.03, 0.1]),
+        checkpoint_bytes=chance.choice([2_000, 10_000, 50_000]) * (100 if variant.is_bulky else 1),
+    )
+    paced = replace(variant.config.managed_ledger, synced_interval_ms=chance.choice([0, 10, 50]))
+    # In the others each owner that goes is dead.
+    weights = variant.weights if chance.random() < 0.4 else variant.weights | {"stall": 3.0, "wake": 6.0}
+    return replace(variant, logs=logs, weights=weights, config=replace(variant.config, managed_ledger=paced))
 
 
 def _named(chance: Random, name: str | None) -> tuple[tuple[str, ...], str]:

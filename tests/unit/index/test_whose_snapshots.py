@@ -15,7 +15,8 @@ from postdate.index.opening import Filter
 from postdate.pipeline.publishing.cursor_log import CursorLog
 from postdate.pipeline.publishing.publication import Published, each_of, publish
 from postdate.pipeline.publishing.selection import select
-from postdate.pipeline.publishing.staging import StagedSnapshot, StagingFolder, StagingWriter, staging_root
+from postdate.pipeline.publishing.staging import StagingFolder, StagingWriter, staging_root
+from postdate.pipeline.publishing.storing import BuiltSnapshot
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from postdate.pipeline.tasks.merge_rows import NamedBucket, count_buckets
 from postdate.snapshot_tools.copy import copy_snapshots
@@ -61,7 +62,7 @@ def _published(data: Path, *, is_staged: bool) -> Published:
     root = staging_root(data / "snapshots")
     with StagingFolder(root, uuid4().hex) as folder, CursorLog(data / "ledgers") as owners:
         with StagingWriter(folder.path, "0") as writer:
-            staged: list[StagedSnapshot] = []
+            staged: list[BuiltSnapshot] = []
             if is_staged:
                 names = {"topic": A.topic, "cursor": A.cursor, "bucket_key": KEY}
                 staged.append(writer.put(MADE.metadata, MADE.segments, row_count=2, **names))

@@ -18,7 +18,7 @@ from managed_ledger.managed_ledger import ManagedLedger
 from managed_ledger.positions.position import Position
 from managed_ledger.replacing import Entries, NewEntry, Replacement
 from tests.helpers.fakes.managed_ledger_fakes import LedgerClock, MemoryBatch, MemoryDatabase, append_all, open_store
-from tests.helpers.fakes.service_fakes import until
+from tests.helpers.until import until
 
 
 async def _ledger(database: MemoryDatabase, entries: int, **limits: int) -> ManagedLedger:

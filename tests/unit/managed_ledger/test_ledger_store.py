@@ -45,9 +45,9 @@ from tests.helpers.fakes.managed_ledger_fakes import (
     append_all,
     open_store,
 )
-from tests.helpers.fakes.service_fakes import until
 from tests.helpers.log_reading import read_entries
 from tests.helpers.storages.rocksdict_edge import replace_rocksdict
+from tests.helpers.until import until
 
 
 async def _open(path: Path, **limits: int) -> LedgerStore:

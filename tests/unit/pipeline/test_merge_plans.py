@@ -1,7 +1,6 @@
 """Which buckets a bulk merge puts together, and what it makes of them, without Spark."""
 
 import asyncio
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -12,7 +11,6 @@ from managed_ledger.cursors.cursor_properties import CursorName
 from postdate.pipeline.jobs.merge import plan_merges
 from postdate.pipeline.planning.merge_groups import groups_down_to
 from postdate.pipeline.planning.rules import RebuildRules
-from postdate.pipeline.publishing.staging import StagingFolder, StagingWriter
 from postdate.pipeline.tasks.bucket_rows import build_bucket
 from postdate.pipeline.tasks.merge_rows import CountedBucket, MergeTask, NamedBucket, count_buckets, merge_task
 from snapshot_storage.bucket_key import LedgerRange, bucket_key
@@ -86,7 +84,7 @@ def test_what_cannot_be_read_is_not_merged() -> None:
     assert sorted([source.bucket_id for source in task.sources] for task in tasks) == [[1, 2], [4, 5]]
 
 
-def _merged(buckets: list[list[Row]], folder: Path) -> tuple[list[CountedBucket], list[Row], bytes, list[bytes]]:
+def _merged(buckets: list[list[Row]]) -> tuple[list[CountedBucket], list[Row], bytes, list[bytes]]:
     async def main() -> tuple[list[CountedBucket], list[Row], bytes, list[bytes]]:
         async with MemoryBucketSnapshotStorage() as storage:
             sources = []
@@ -100,19 +98,16 @@ def _merged(buckets: list[list[Row]], folder: Path) -> tuple[list[CountedBucket]
                 sources.append(_bucket(min(ledgers), max(ledgers), bucket_id))
             counted = await count_buckets(storage, list(map(_named, sources)))
             task = MergeTask(CURSOR, bucket_key(0, 99), tuple(sources), sum(map(len, buckets)), 1)
-            with StagingFolder(folder, "job") as staging:
-                with StagingWriter(staging.path, "0") as writer:
-                    staged = await merge_task(storage, task, RULES, writer)
-                read = staged.read()
-            rows = decode_segments(read.segments).to_rows()
-            assert staged.row_count == len(rows)
-            return counted, rows, read.metadata, read.segments
+            merged = await merge_task(storage, task, RULES)
+            rows = decode_segments(merged.segments).to_rows()
+            assert merged.row_count == len(rows)
+            return counted, rows, merged.metadata, merged.segments
 
     return asyncio.run(main())
 
 
 @pytest.mark.parametrize("source_count", [2, 5, 40])
-def test_a_merge_is_the_bucket_of_all_rows(tmp_path: Path, source_count: int) -> None:
+def test_a_merge_is_the_bucket_of_all_rows(source_count: int) -> None:
     """To the last byte, of any number of sources; a position that two of them have comes once, at its earlier time."""
     random = Random(source_count)
     buckets = [
@@ -123,7 +118,7 @@ def test_a_merge_is_the_bucket_of_all_rows(tmp_path: Path, source_count: int) ->
     every = DelayedIndexes.from_rows([row for rows in buckets for row in rows])
     whole = build_bucket(every, step_ms=RULES.step_ms, rows_max=RULES.rows_max)
 
-    counted, rows, metadata, segments = _merged(buckets, tmp_path)
+    counted, rows, metadata, segments = _merged(buckets)
 
     assert [bucket.row_count for bucket in counted] == [len(rows) for rows in buckets]
     assert len(rows) == len({row[1:] for row in rows}) == sum(map(len, buckets)) - 1

@@ -80,6 +80,9 @@ export const listTopics = (parameters) => json(`${PREFIX}/topics${query(paramete
 /** How much is scheduled and overdue over all topics that the caller may see. */
 export const totals = () => json(`${PREFIX}/totals`);
 
+/** Which service has which bundle of topics, and how much each takes and delivers. */
+export const cluster = () => json(`${PREFIX}/cluster`);
+
 /** One topic, as the list has it. */
 export const topic = (name) => json(`${PREFIX}/topics/${encoded(name)}`);
 

@@ -1,10 +1,11 @@
-// The front page: what is due and overdue over all topics, how the service does, each topic, and the last changes.
+// The front page: what is due and overdue over all topics, how the service does, each topic, the services, and the last changes.
 
 import { health, listTopics, metricLines, totals } from "./api.js";
 import { announce, button, el, figures, labelled } from "./dom.js";
 import { clock, count, duration, inWords, plural, relative } from "./format.js";
 import { LATENESS, latenessOf, parseLine, quantile } from "./metrics.js";
 import { poll } from "./polling.js";
+import { services } from "./services.js";
 import { ailmentLine, ailmentsOf, overdueFor } from "./state.js";
 import { trail } from "./trail.js";
 
@@ -50,6 +51,7 @@ export function showTopics(view) {
       button(column.title, () => { sortedBy = at; draw(); announce(`Sorted by ${column.title}`); }, { class: "sort" })));
   const body = el("tbody");
   const more = button("Show more", () => { shown += 2 * SHOWN_AT_ONCE; draw(); }, { hidden: true });
+  const shared = el("div", { id: "services" });
   const changed = el("div");
   view.main.replaceChildren(
     el("h1", {}, "What is due"), due, service, rates,
@@ -58,8 +60,9 @@ export function showTopics(view) {
     summary,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Topics" },
       el("table", { id: "topics" }, el("caption", { class: "hidden" }, "Topics and what waits in them"), el("thead", {}, el("tr", {}, ...heads)), body)),
-    more, changed,
+    more, shared, changed,
   );
+  services({ ...view, main: shared });
   trail({ ...view, main: changed }, "Last changes");
 
   function draw(isTold = false) {

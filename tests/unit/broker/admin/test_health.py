@@ -18,7 +18,9 @@ from postdate.broker.topics.topic_name import TopicName
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
-from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.fakes.opened_place import service_on
+from tests.helpers.fakes.service_fakes import Peer
+from tests.helpers.until import until
 from tracker.config import BUCKET_FACTORY, TrackerConfig
 
 _NOW_MS = 1_800_000_000_000
@@ -65,7 +67,7 @@ def play(
         )
         storage = FaultInjectingBucketSnapshotStorage(MemoryBucketSnapshotStorage())
         await storage.start()
-        service = Service(config, store, storage, now_ms=now_ms)
+        service = await service_on(config, store, storage, now_ms=now_ms)
         try:
             await story(service, storage)
         finally:

@@ -13,11 +13,13 @@ from dispatcher.lateness import LatenessHistogram
 from dispatcher.stats import ConsumerStats, SubscriptionStats
 from managed_ledger.durations import DurationHistogram
 from managed_ledger.writing.append_stats import AppendStats
+from postdate.broker.admin.figures import StoreSnapshot
 from postdate.broker.admin.metrics import stream_metrics
 from postdate.broker.event_loop import TURN_SECONDS, LoopTurns
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.topics.figures import ScheduledCounts, SubscriptionCounters, SubscriptionSnapshot, TopicSnapshot
 from postdate.broker.topics.rates import ConsumerCounters
+from snapshot_storage.s3.requests import RequestOutcome, S3Requests
 from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tracker.stats import BucketOperation, TrackerStats
@@ -468,3 +470,35 @@ def test_the_turns_of_the_event_loop_are_two_histograms() -> None:
     ends = {"0.0005": 3, "0.002": 4, "0.5": 4, "1": 5, "+Inf": 5}
     assert {end: found[f"{name}_bucket", at(CLUSTER, le=end)] for end in ends} == ends
     assert found[f"{name}_max", at(CLUSTER)] == 0.7
+
+
+def test_requests_to_object_storage_are_counted_by_operation_and_outcome() -> None:
+    requests = S3Requests()
+    requests.note("put_object", RequestOutcome.DONE, 0.015, 1_000)
+    requests.note("put_object", RequestOutcome.CONDITION, 0.5, 10)
+    requests.note("get_object", RequestOutcome.DONE, 20.0, 0)
+    requests.note_received("get_object", 77)
+    store = StoreSnapshot(commits=DurationHistogram(), object_storage=requests.counts())
+    text = metrics_text(ServiceSnapshot("c", 0, store=store)).decode()
+    found = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("postdate_object_storage_")
+    }
+
+    def value(name: str, **labels: str) -> float:
+        return found[f"postdate_object_storage_{name}", *sorted({"cluster": "c", **labels}.items())]
+
+    assert value("requests_total", operation="put_object", outcome="done") == 1
+    assert value("requests_total", operation="put_object", outcome="condition") == 1
+    assert value("sent_bytes_total", operation="put_object") == 1_010
+    assert value("received_bytes_total", operation="get_object") == 77
+    assert value("request_seconds_bucket", operation="put_object", le="0.02") == 1
+    assert value("request_seconds_bucket", operation="put_object", le="0.5") == 2
+    assert value("request_seconds_bucket", operation="get_object", le="10") == 0
+    assert value("request_seconds_count", operation="get_object") == 1
+    assert value("request_seconds_sum", operation="put_object") == 0.515
+    # A log in a folder asks nobody.
+    without = metrics_text(ServiceSnapshot("c", 0, store=StoreSnapshot(commits=DurationHistogram())))
+    assert b"object_storage" not in without

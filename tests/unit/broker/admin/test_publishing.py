@@ -239,7 +239,7 @@ def test_a_disk_that_is_behind_or_full_refuses_until_it_is_not(tmp_path: Path) -
         service.publish_buffer.remove(2**40)
         assert (await publish(message))[0] == 200
 
-        watch = service._store.committer.watch  # noqa: SLF001, no disk is full here
+        watch = service.open_stores()[0].committer.watch  #  no disk is full here
         watch.note(StoreFullError("no space left"), None, 0.0)
         status, answer = await publish(lines(*[message] * 3), LINES)
         assert (status, "no space left" in answer["error"]) == (507, True)
@@ -251,12 +251,12 @@ def test_a_disk_that_is_behind_or_full_refuses_until_it_is_not(tmp_path: Path) -
 
 
 def test_a_look_up_says_where_clients_connect_for_a_topic_that_need_not_exist(tmp_path: Path) -> None:
-    """As a real Pulsar answers it, but for the names that stand for the web port."""
+    """As a real Pulsar answers it."""
 
     async def story(world: PublishingWorld) -> None:
         url = "pulsar://127.0.0.1:6650"
         found = await world.get("/lookup/v2/topic/persistent/public/default/t")
-        assert found == {"brokerUrl": url, "nativeUrl": url}
+        assert found == {"brokerUrl": url, "nativeUrl": url, "httpUrl": "http://127.0.0.1:8080"}
         assert world.service.topics.names() == []
 
     play(tmp_path, story)

@@ -26,7 +26,8 @@ from postdate.broker.server.server import all_routes
 from postdate.broker.service.service import Service
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
-from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
+from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
+from tests.helpers.until import until
 
 NAMESPACE = "/admin/v2/persistent/public/default"
 T = f"{NAMESPACE}/t"

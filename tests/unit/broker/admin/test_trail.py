@@ -18,6 +18,7 @@ from postdate.broker.service.service import Service
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from tests.helpers.fakes import service_fakes
 from tests.helpers.fakes.managed_ledger_fakes import MemoryDatabase
+from tests.helpers.fakes.opened_place import service_on
 from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.guarded_service import ORDERS, PRODUCE
 from tests.helpers.guarded_web import Ask, play_web
@@ -38,7 +39,7 @@ def test_every_endpoint_that_changes_something_is_recorded() -> None:
     assert recorded == [
         *("backup", "cancel", "create-subscription", "create-topic", "delete-subscription", "delete-topic"),
         *("deliver-now", "expire", "grant", "pause", "remove-policies", "reschedule", "resume", "revoke", "seek"),
-        *("set-policies", "skip", "skip-all", "unload-topic"),
+        *("set-policies", "skip", "skip-all", "unload-bundle", "unload-topic"),
     ]
     assert others == ["explain", "histogram", "keys", "list_scheduled", "publish"]
 
@@ -173,7 +174,7 @@ def test_a_change_that_fails_in_the_middle_is_recorded(tmp_path: Path) -> None:
         store = await LedgerStore.open(
             tmp_path, config.managed_ledger, now_ms=lambda: NOW_MS, open_database=lambda _path, _config: database
         )
-        service = Service(config, store, MemoryBucketSnapshotStorage(), now_ms=lambda: NOW_MS)
+        service = await service_on(config, store, MemoryBucketSnapshotStorage(), now_ms=lambda: NOW_MS)
         server = await start_web("127.0.0.1", 0, metrics=service.metrics, health=dict, routes=all_routes(service))
         try:
             database.failures_to_come = 1

@@ -43,6 +43,11 @@ EVERYTHING = [
     ("POST", f"{TOPIC}/permissions/anna"),
     ("DELETE", f"{TOPIC}/permissions/anna"),
     ("POST", "/postdate/v1/backup"),
+    ("GET", "/postdate/v1/cluster"),
+    ("POST", "/postdate/v1/cluster/unload"),
+    ("GET", f"{LOOK_UP}/bundle"),
+    ("GET", f"{NAMESPACE}/bundles"),
+    ("PUT", f"{NAMESPACE}/0x00000000_0xffffffff/unload"),
     ("GET", "/admin/v2/tenants"),
     ("GET", "/admin/v2/namespaces/shop"),
     ("GET", f"{NAMESPACE}/topics"),
@@ -75,7 +80,13 @@ EVERYTHING = [
 OPEN = {"/livez", "/readyz", "/health", "/metrics", "/metrics/", "/", "/page/app.js"}
 NO_FILES = {"/page/nosuch.js"}
 FOR_EVERY_ROLE = {f"/postdate/v1/{one}" for one in ("topics", "totals", "operations/none", "trail", "openapi.json")}
-FOR_ROLES = {"/admin/v2/tenants", "/admin/v2/namespaces/shop", f"{NAMESPACE}/topics", "/admin/v2/persistent/shop/eu"}
+FOR_ROLES = {
+    "/admin/v2/tenants",
+    "/admin/v2/namespaces/shop",
+    f"{NAMESPACE}/topics",
+    f"{NAMESPACE}/bundles",
+    "/admin/v2/persistent/shop/eu",
+}
 """Pulsar's lists, which have what the role may see."""
 FOR_CONSUMERS = {
     path
@@ -86,6 +97,7 @@ FOR_CONSUMERS = {
 }
 FOR_READERS = {
     LOOK_UP,
+    f"{LOOK_UP}/bundle",
     *(f"{TOPIC}/{what}" for what in ("stats", "internalStats", "delayedIndex", "subscriptions")),
     f"{TOPIC}/subscription/s/keyStatus?key=k",
 }
@@ -94,7 +106,7 @@ FOR_READERS = {
 def test_every_row_of_the_table_is_in_the_lists_here() -> None:
     paths = {path.partition("?")[0] for _, path in EVERYTHING}
     values = {"tenant": "shop", "namespace": "eu", "topic": "orders", "role": "anna", "subscription": "s"}
-    values |= {"operation": "none", "ledger": "1", "entry": "0"}
+    values |= {"operation": "none", "ledger": "1", "entry": "0", "bundle": "0x00000000_0xffffffff"}
     values |= dict.fromkeys(("count", "place", "seconds", "time"), "1")
     scheduled = {what.partition("?")[0] for _, what in SCHEDULED}
     topic = "/postdate/v1/topics/shop/eu/orders"

@@ -12,10 +12,11 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubsc
 from postdate.broker.service.service import Service
 from postdate.broker.topics.topic_name import TopicName
 from tests.helpers.fakes.memory_records import MemoryRecords
-from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.guarded_service import CONSUME, NOTHING, ORDERS, PRODUCE, connect, play, produce_request
 from tests.helpers.send_frames import send_frame
 from tests.helpers.tokens import token
+from tests.helpers.until import until
 
 # ---- rules ----
 

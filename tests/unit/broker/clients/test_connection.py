@@ -26,8 +26,9 @@ from postdate.broker.service.service import Service
 from postdate.broker.slices import SLICE_S
 from postdate.broker.topics.limits import LimitsConfig
 from postdate.broker.topics.topic_name import TopicName
-from tests.helpers.fakes.service_fakes import Peer, play, subscribe, until
+from tests.helpers.fakes.service_fakes import Peer, play, subscribe
 from tests.helpers.send_frames import send_frame
+from tests.helpers.until import until
 from tracker.config import TrackerConfig
 
 Story = Callable[[Service], Awaitable[None]]

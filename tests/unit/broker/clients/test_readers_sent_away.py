@@ -7,7 +7,8 @@ import pytest
 
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from postdate.broker.topics.topic_name import TopicName
-from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
+from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
+from tests.helpers.until import until
 
 
 @pytest.mark.parametrize("does", ["loses its connection", "closes", "returns", "returns and leaves"])

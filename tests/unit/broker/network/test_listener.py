@@ -14,7 +14,7 @@ from postdate.broker.configuration.tls_config import TlsConfig
 from postdate.broker.network.listener import Listener, Port, listen
 from postdate.broker.network.tls import ServerTls
 from tests.helpers.certificates import Authority
-from tests.helpers.fakes.service_fakes import until
+from tests.helpers.until import until
 
 FOREVER_S = 3600.0
 

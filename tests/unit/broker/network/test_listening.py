@@ -96,11 +96,12 @@ def refused(
     *,
     bound: str = "127.0.0.1",
     advertised: str | None = None,
+    cluster: str | None = None,
     local: str = "127.0.0.1",
     method: str = "GET",
     **headers: Any,
 ) -> bool:
-    config = BrokerConfig(bind_address=bound, advertised_address=advertised)
+    config = BrokerConfig(bind_address=bound, advertised_address=advertised, cluster_address=cluster)
     audience = WebAudience.of(config, public_host="box.internal")
     return (
         audience.refusal(
@@ -199,3 +200,10 @@ def test_a_program_and_a_page_of_this_port_may_change(host: str, headers: dict[s
 def test_reading_is_the_browsers_to_refuse() -> None:
     """It shows no page what another origin has answered, as long as that does not say otherwise."""
     assert not refused("localhost:8080", origins=["http://evil.example"], fetch_site="cross-site")
+
+
+def test_the_name_of_all_services_is_one_of_each() -> None:
+    """Of three services behind one address, each has an address of its own that look-ups answer."""
+    assert not refused("All.example:8080", bound="0.0.0.0", advertised="one.example", cluster="all.example")
+    assert not refused("one.example:8080", bound="0.0.0.0", advertised="one.example", cluster="all.example")
+    assert refused("all.example:8080", bound="0.0.0.0", advertised="one.example")

@@ -17,8 +17,8 @@ from postdate.broker.service.service import Service
 from postdate.broker.service.topic_lives import REST_AFTER_MS
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.testing import FakeClock
-from tests.helpers.fakes.service_fakes import until
 from tests.helpers.service_lives import EXCLUSIVE, HOUR_MS, NAME, play, subscribe
+from tests.helpers.until import until
 
 
 async def _six_delayed_of_ten(service: Service, clock: FakeClock) -> None:

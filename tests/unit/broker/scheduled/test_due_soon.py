@@ -15,9 +15,9 @@ from postdate.broker.service.topic_lives import REST_AFTER_MS
 from postdate.broker.topics.closed_topics import ClosedSubscription
 from postdate.broker.topics.pause import PauseState
 from postdate.testing import FakeClock
-from tests.helpers.fakes.service_fakes import until
 from tests.helpers.scheduled_topic import no_metrics
 from tests.helpers.service_lives import HOUR_MS, NAME, play, subscribe
+from tests.helpers.until import until
 
 MINUTE_MS, DAY_MS = 60_000, 24 * HOUR_MS
 SPANS = ("minute", "hour", "day")
@@ -123,7 +123,7 @@ def test_a_topic_that_cannot_be_counted_is_told_apart(tmp_path: Path) -> None:
         await publish(service, clock, HOUR_MS)
         clock.now_ms += REST_AFTER_MS
         await service.topics.close(service.topics[NAME])
-        await service.topics.numbers.remove(NAME)
+        await service.topics.lives_of(NAME).numbers.remove(NAME)
 
         found = await totals(service)
 

@@ -21,8 +21,8 @@ from postdate.broker.topics.figures import ScheduledCounts
 from postdate.broker.topics.pause import PauseState
 from postdate.broker.topics.topic import Topic
 from postdate.testing import FakeClock
-from tests.helpers.fakes.service_fakes import until
 from tests.helpers.service_lives import HOUR_MS, NAME, START_MS, play, subscribe
+from tests.helpers.until import until
 
 LONG = 9
 """The most entries of a log that is not long in these tests; theirs have ten."""

@@ -19,7 +19,8 @@ from postdate.broker.server.server import all_routes
 from postdate.broker.service.service import Service
 from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
-from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.helpers.fakes.service_fakes import Peer, open_service
+from tests.helpers.until import until
 
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 KEY = b"anna"

@@ -8,9 +8,10 @@ import pytest
 
 from postdate.broker.admin.web import WebServer
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
-from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import NOW_MS, ScheduledApi, play
 from tests.helpers.send_frames import named_frames
+from tests.helpers.until import until
 
 OTHER: dict[str, Any] = {
     "topic": "t",

@@ -21,7 +21,8 @@ from postdate.broker.topics.expired_entries import EXPIRED_BYTES_MAX, EXPIRED_PR
 from postdate.broker.topics.subscription import Subscription
 from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
-from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.helpers.fakes.service_fakes import Peer, open_service
+from tests.helpers.until import until
 
 NAME = TopicName.parse("t")
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)

@@ -13,9 +13,10 @@ from postdate.broker.admin.web import WebServer
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, CommandSubscribe
 from postdate.broker.service.service import Service
 from postdate.command_line.program import postdate as main
-from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.scheduled_topic import NOW_MS, TOPIC, ScheduledApi, play
 from tests.helpers.send_frames import named_frames, send_frame
+from tests.helpers.until import until
 
 STATES = ("delayed", "overdue", "inHand")
 

@@ -25,9 +25,10 @@ from postdate.broker.topics.subscription import Subscription
 from postdate.broker.topics.topic import Topic
 from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
-from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
+from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
 from tests.helpers.send_frames import send_frame
+from tests.helpers.until import until
 from tracker.config import TrackerConfig
 from tracker.stats import BucketOperation, TrackerCounters, summed
 

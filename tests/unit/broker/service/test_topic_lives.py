@@ -27,7 +27,8 @@ from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.broker.topics.topic_name import TopicName
 from postdate.testing import FakeClock
 from tests.helpers import guarded_service
-from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe, until
+from tests.helpers.fakes.service_fakes import Peer, open_service, subscribe
+from tests.helpers.until import until
 
 NAME = TopicName.parse("t")
 HOUR_MS = 3_600_000
@@ -185,7 +186,7 @@ def test_a_topic_that_was_never_closed_in_order_is_visited_once_after_a_start(tm
         # As a kill leaves it.
         for topic in list(service.topics.values()):
             await service.topics.close(topic)
-            await service.topics.numbers.remove(topic.name)
+            await service.topics.lives_of(topic.name).numbers.remove(topic.name)
         await service.jobs.visit_unknown()
         assert service.topics == {}
         assert len(list(service.topics.closed_figures())) == 3
@@ -538,7 +539,7 @@ def test_the_grants_on_a_topic_and_its_policies_are_deleted_with_it(tmp_path: Pa
         await service.grants.grant(NAME, "anna", frozenset({Action.PRODUCE}))
         await service.set_policies(NAME, POLICIES)
         await service.topics.delete(topic)
-        assert service.policies.of(NAME) is None
+        assert service.own_policies(NAME) is None
         assert not service.grants.of(NAME.namespace_name).topics
 
     guarded_service.play(tmp_path, story)

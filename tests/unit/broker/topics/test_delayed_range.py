@@ -18,8 +18,9 @@ from postdate.broker.service.service import Service
 from postdate.broker.topics.delayed_range import delays_through, settle_notes
 from postdate.broker.topics.policies import DelayedDeliveryPolicies
 from postdate.testing import FakeClock
-from tests.helpers.fakes.service_fakes import open_service, until
+from tests.helpers.fakes.service_fakes import open_service
 from tests.helpers.service_lives import HOUR_MS, NAME, START_MS, subscribe
+from tests.helpers.until import until
 from tracker.config import TrackerConfig
 
 MESSAGES = 10

@@ -10,7 +10,8 @@ from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand, ProducerAcce
 from postdate.broker.service.service import Service
 from postdate.broker.topics.producers import TopicEpochs
 from postdate.broker.topics.topic_name import TopicName
-from tests.helpers.fakes.service_fakes import Peer, play, until
+from tests.helpers.fakes.service_fakes import Peer, play
+from tests.helpers.until import until
 
 EXCLUSIVE_MODES = ("Exclusive", "WaitForExclusive", "ExclusiveWithFencing")
 

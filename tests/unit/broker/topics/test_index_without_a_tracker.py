@@ -28,8 +28,10 @@ from snapshot_storage.bucket_key import bucket_key
 from snapshot_storage.faults import NO_FAULTS, Fault, FaultPlan, Operation
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.testing import FaultInjectingBucketSnapshotStorage
-from tests.helpers.fakes.service_fakes import Peer, until
+from tests.helpers.fakes.opened_place import service_on
+from tests.helpers.fakes.service_fakes import Peer
 from tests.helpers.metric_pages import ServiceSnapshot, metrics_text
+from tests.helpers.until import until
 from tracker.bucket_properties import names_buckets
 from tracker.config import BUCKET_FACTORY, TrackerConfig
 from tracker.stats import BucketOperation
@@ -64,7 +66,7 @@ class UntrackedWorld:
         )
         store = await LedgerStore.open(self._folder / "ledgers", config.managed_ledger, now_ms=lambda: NOW_MS)
         await self.storage.start()
-        self.service = Service(config, store, self.storage, now_ms=lambda: self.now_ms)
+        self.service = await service_on(config, store, self.storage, now_ms=lambda: self.now_ms)
         try:
             await story()
         finally:

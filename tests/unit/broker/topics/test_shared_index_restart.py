@@ -10,8 +10,9 @@ from managed_ledger.config import ManagedLedgerConfig
 from postdate.broker.protocol.pb.pulsar_api_pb2 import BaseCommand
 from postdate.broker.service.service import Service
 from postdate.testing import FakeClock
-from tests.helpers.fakes.service_fakes import Peer, open_service, until
+from tests.helpers.fakes.service_fakes import Peer, open_service
 from tests.helpers.send_frames import send_frame
+from tests.helpers.until import until
 from tracker.config import TrackerConfig
 from tracker.stats import BucketOperation
 
