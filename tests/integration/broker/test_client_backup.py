@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from click.testing import CliRunner, Result
@@ -69,6 +71,14 @@ def answer_of(*words: str) -> dict[str, Any]:
     assert done.exit_code == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def is_known(service: PostdateProcess, operation: str) -> bool:
+    try:
+        service.read(f"/postdate/v1/operations/{operation}")
+    except HTTPError:
+        return False
+    return True
 
 
 def publish(producer: Producer, name: str, count: int) -> None:
@@ -159,16 +169,17 @@ def test_two_backups_at_once_and_a_stop_meanwhile(service: PostdateProcess, tmp_
     server = VersityServer(tmp_path / "s3")
     target = f"s3://{BUCKET}/backup?endpoint={server.endpoint}&region=us-east-1&path_style=true"
     try:
-        with server.frozen():
+        with ExitStack() as open_until_the_end, server.frozen():
             asked = [sys.executable, "-c", WAITING, f"{service.web_url}/postdate/v1/backup", target]
             waiting = subprocess.Popen(asked, stderr=subprocess.DEVNULL)
-            wait_until(lambda: (service.folder / "data" / "ledgers.checkpoint").exists(), timeout_s=20)
+            open_until_the_end.callback(waiting.wait)
+            open_until_the_end.callback(waiting.kill)
+            wait_until(lambda: is_known(service, "one"), timeout_s=20)
             found = json.loads(service.read("/postdate/v1/operations/one"))
             assert (found["kind"], found["topic"], found["finished"]) == ("backup", None, False)
             refused = run("backup", str(tmp_path / "other"), "--url", service.web_url)
             assert (refused.exit_code, "is under way: wait for its end" in refused.stderr) == (2, True)
             assert service.stop() == 0
-            waiting.wait()
         assert not (service.folder / "data" / "ledgers.checkpoint").exists()
     finally:
         server.stop()

@@ -21,7 +21,7 @@ from tests.helpers.seeds import seeds
 pytestmark = pytest.mark.slow
 
 OWNERS = 3
-STEPS = 80
+ACKNOWLEDGED_MIN = 60
 COUNT = b"count"
 CONFIG = ManagedLedgerConfig(write_buffer_bytes=2**16)
 
@@ -34,7 +34,7 @@ class OwnersStory:
         self.place = MemoryObjects()
         self.folder = folder
         self.ways = [
-            FaultyObjects(self.place, self.chance, 0.1, partial(self.meanwhile, owner)) for owner in range(OWNERS)
+            FaultyObjects(self.place, self.chance, 0.05, partial(self.meanwhile, owner)) for owner in range(OWNERS)
         ]
         self.open: dict[int, ShippedDatabase] = {}
         self.busy: set[int] = set()
@@ -123,10 +123,10 @@ def test_nothing_acknowledged_is_lost_and_there_is_one_history(
 ) -> None:
     monkeypatch.setattr("managed_ledger.objects.bundle_checkpoints._PAUSE_S_MIN", 0.0)
     story = OwnersStory(seed, tmp_path)
-    while len(story.acknowledged) < STEPS:
+    # Requests run in threads, so a seed does not play the same story twice: each goes on until it has met everything.
+    while len(story.acknowledged) < ACKNOWLEDGED_MIN or not story.checkpoints or not story.fenced:
         story.step(story.chance.randrange(OWNERS))
     assert story.takeovers > 1
-    assert story.checkpoints
     story.land_all()
     last = open_shipped(tmp_path / "last", CONFIG, objects=story.place, now_ms=LedgerClock(), on_lost=lambda: None)
     found = entries_in(last)

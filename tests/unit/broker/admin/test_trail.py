@@ -88,12 +88,12 @@ def test_changes_are_logged_and_listed_for_who_may_read_the_topic_also_after_a_r
         await service.set_grant(ORDERS, "berta", PRODUCE)
         assert await told("berta") == []
         assert (await ask("root", "GET", f"{TRAIL}?limit=0"))[1]["field"] == "limit"
-        assert caplog.messages[3:5] == [
+        lines = [one.getMessage() for one in caplog.records if one.name.endswith("trail")]
+        assert lines[3:] == [
             "root (127.0.0.1): set-policies shop/eu/orders (tickTime 0, active, maxDeliveryDelayInMillis 5): done",
             "root (127.0.0.1): pause shop/eu/orders (subscription s): done",
+            "root (127.0.0.1): skip-all shop/eu/orders (subscription s): 0, done",
         ]
-        assert caplog.messages[5] == "root (127.0.0.1): skip-all shop/eu/orders (subscription s): 0, done"
-        assert len([one for one in caplog.records if one.name.endswith("trail")]) == 6
 
     play_web(tmp_path, before)
     play_web(tmp_path, after)
