@@ -1,6 +1,7 @@
 """A prefix on object storage as the place of the bundles: any number of services use it at a time.
 
 PREFIX/bundles.json              the bundles and the cluster's name, made once
+PREFIX/secret                    by which the services know each other's requests
 PREFIX/settings.json             what is of no single topic
 PREFIX/bundle/RANGE/...          the log of a bundle: manifest, log/, table/
 PREFIX/members/...               the services
@@ -28,7 +29,7 @@ from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.errors import ServiceStartError
 from postdate.broker.service.cache_folder import CacheFolder
 from postdate.broker.service.data_place import SettingsStore
-from postdate.broker.service.place_check import check_conditions, check_rules, settled_bundles
+from postdate.broker.service.place_check import check_conditions, check_rules, settled_bundles, settled_secret
 from postdate.broker.service.shared_settings import SharedSettings
 from postdate.broker.service.storage_opening import StorageOpening
 from postdate.command_line.extras import install_advice
@@ -71,6 +72,7 @@ class ObjectPlace:
         objects: The objects of the prefix, which `close` closes.
         cache: The local tables.
         ranges: The bundles.
+        secret: By which the services of the prefix know each other's requests.
         stopping: Ends the waits before requests are sent again.
     """
 
@@ -80,9 +82,11 @@ class ObjectPlace:
         objects: CheckedObjects,
         cache: CacheFolder,
         ranges: tuple[BundleRange, ...],
+        secret: str,
         stopping: threading.Event,
     ) -> None:
         self.ranges = ranges
+        self.secret = secret
         self.objects = objects
         """Those of the whole prefix, for the members of the cluster."""
         self._config = config
@@ -120,6 +124,7 @@ class ObjectPlace:
                 check_rules(place, objects.expiring_rules())
                 check_conditions(objects)
                 ranges = settled_bundles(objects, config.cluster_name, config.bundle_count)
+                secret = settled_secret(objects)
                 cache = CacheFolder.claim(config.object_storage.cache_directory, place_id(s3))
             except BaseException:
                 objects.close()
@@ -129,7 +134,7 @@ class ObjectPlace:
         except OSError as error:
             advice = "Set cacheDirectory to a folder that can be written"
             raise ServiceStartError(f"The local tables of {place} have no folder: {error}. {advice}") from error
-        return cls(config, objects, cache, ranges, stopping)
+        return cls(config, objects, cache, ranges, secret, stopping)
 
     async def open_log(
         self, bundle: BundleRange, config: ManagedLedgerConfig, now_ms: Clock, on_lost: Callable[[], None]
