@@ -19,7 +19,6 @@ from managed_ledger.objects.log_object import without
 from managed_ledger.objects.manifest import Manifest, TableObject, table_name
 from managed_ledger.objects.object_store import ObjectStore
 from managed_ledger.objects.takeover import Claim, TakenLog, change_manifest
-from managed_ledger.rocksdb_store.files import IDENTITY_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +82,7 @@ class BundleCheckpoints:
         before = self._claim.manifest
         tables = self._stored_tables(folder, before)
         files = {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix != ".sst"}
-        log = (folder / IDENTITY_FILE).read_text().strip()
-        made = replace(
-            before, start=start, fences=self._fences, log=log, made_at_ms=made_at_ms, tables=tables, files=files
-        )
+        made = replace(before, start=start, fences=self._fences, made_at_ms=made_at_ms, tables=tables, files=files)
         self._claim = Claim(made, self._changed(made))
         self._tables.keep(folder, tables)
         named = {table.name for table in tables.values()}
