@@ -61,11 +61,7 @@ class BundleCheckpoints:
         self._claim = served.claim
         self._fences = served.fences
         self._given_up = given_up
-
-    @property
-    def size_bytes(self) -> int:
-        """The tables of the last checkpoint: what a takeover without a warm copy downloads."""
-        return self._claim.manifest.size_bytes
+        self._look_at_size()
 
     def store(self, folder: Path, start: int, made_at_ms: int) -> None:
         """Store a checkpoint in place of the one before.
@@ -92,11 +88,16 @@ class BundleCheckpoints:
         # What stays takes room, until the next owner.
         except Exception as error:
             logger.warning("objects that nobody needs in %s are deleted by the next owner: %s", self._objects, error)
-        if before.size_bytes <= TAKEOVER_BYTES_MAX < made.size_bytes:
+        if before.size_bytes <= TAKEOVER_BYTES_MAX:
+            self._look_at_size()
+
+    def _look_at_size(self) -> None:
+        size_bytes = self._claim.manifest.size_bytes
+        if size_bytes > TAKEOVER_BYTES_MAX:
             logger.warning(
                 "%s has %.1f GiB of tables, which a takeover may have to download: divide it into more bundles",
                 self._objects,
-                made.size_bytes / 2**30,
+                size_bytes / 2**30,
             )
 
     def _stored_tables(self, folder: Path, before: Manifest) -> Mapping[str, TableObject]:

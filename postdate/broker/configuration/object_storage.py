@@ -70,11 +70,6 @@ class ObjectStorageConfig:
         return own if place is None else place.config(own)
 
     @property
-    def has_server_keys(self) -> bool:
-        """Whether a key was set that says how a bucket is got at."""
-        return self.s3_config(None) != ObjectStorageConfig().s3_config(None)
-
-    @property
     def cache_parent(self) -> Path:
         """The folder whose disk the local tables fill."""
         return self.cache_directory or default_cache_parent()

@@ -66,13 +66,16 @@ def test_each_family_is_whole_and_told_once_however_the_pages_are_cut(size: int)
     assert len(families) == len(set(families)) == len(set(places))
 
 
-def test_sums_of_namespaces_are_added_up_and_what_is_of_a_process_names_it() -> None:
+def test_what_is_of_a_process_names_it_and_so_do_the_sums_of_namespaces() -> None:
     families = {one.name: one for one in text_string_to_metric_families(merged(OWN, OTHER))}
 
     def values(name: str) -> list[tuple[dict[str, str], float]]:
         return [(one.labels, one.value) for one in families[name].samples]
 
-    assert values("pulsar_topics_count") == [({"cluster": "c", "namespace": "shop/eu"}, 42.0)]
+    assert values("pulsar_topics_count") == [
+        ({"cluster": "c", "namespace": "shop/eu", "process": "a"}, 2.0),
+        ({"cluster": "c", "namespace": "shop/eu", "process": "b"}, 40.0),
+    ]
     assert values("postdate_connections") == [
         ({"cluster": "c", "process": "a"}, 3.0),
         ({"cluster": "c", "process": "b"}, 3.0),
@@ -80,7 +83,7 @@ def test_sums_of_namespaces_are_added_up_and_what_is_of_a_process_names_it() -> 
     assert values("process_open_fds") == [({"process": "a"}, 12.0), ({"process": "b"}, 12.0)]
     assert values("postdate_backup_last_success_timestamp_seconds") == [({"cluster": "c", "process": "b"}, 9.0)]
     assert [labels["topic"] for labels, _ in values("pulsar_in_messages")] == ['odd" namespace="x', "plain"]
-    assert [value for _, value in values("postdate_lateness")] == [2.0, 4.0, 4.0, 1.0]
+    assert [value for _, value in values("postdate_lateness")] == 2 * [1.0, 2.0, 2.0, 0.5]
 
 
 def test_a_service_that_does_not_answer_has_a_series_that_says_so() -> None:
