@@ -52,6 +52,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "postdate.scheduling": (),
     "postdate.scheduling.backup_command": ("service",),
     "postdate.scheduling.cli": ("service",),
+    "postdate.scheduling.cluster_command": ("service",),
     "postdate.scheduling.command_options": ("service",),
     "postdate.scheduling.message_commands": ("service",),
     "postdate.scheduling.tables": ("service", "spark"),
