@@ -37,15 +37,30 @@ def chosen_bundles(data: Path, bundle: str | None, topics: Collection[str] = ())
         LedgerError: The list of bundles makes no sense.
     """
     folders = bundle_folders(data)
+    return {one: folders[one] for one in chosen_ranges(tuple(folders), str(data), bundle, topics)}
+
+
+def chosen_ranges(
+    ranges: tuple[BundleRange, ...], place: str, bundle: str | None, topics: Collection[str] = ()
+) -> tuple[BundleRange, ...]:
+    """Return which of a place's bundles are meant: the one that is named, those of the topics, or all.
+
+    Args:
+        ranges: All of them.
+        place: Where they are, for the error.
+        bundle: The name of a range, None for any.
+        topics: Names of topics, short or whole; empty for any.
+
+    Raises:
+        BundlesError: There is no such bundle.
+    """
     if bundle is not None:
-        found = {one: folder for one, folder in folders.items() if str(one) == bundle}
+        found = tuple(one for one in ranges if str(one) == bundle)
         if not found:
-            raise BundlesError(f"{data} has no bundle {bundle}: there {_are(folders)}")
+            raise BundlesError(f"{place} has no bundle {bundle}: there {_are(ranges)}")
         return found
-    if not topics:
-        return folders
-    homes = {bundle_of(full_topic_name(topic), tuple(folders)) for topic in topics}
-    return {one: folder for one, folder in folders.items() if one in homes}
+    homes = {bundle_of(full_topic_name(topic), ranges) for topic in topics}
+    return tuple(one for one in ranges if one in homes or not topics)
 
 
 def one_bundle(data: Path, bundle: str | None, topics: Collection[str] = ()) -> Path:
