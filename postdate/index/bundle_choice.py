@@ -88,7 +88,7 @@ def refuse_several(bundles: Collection[BundleRange]) -> NoReturn:
         BundlesError: Always; it names the bundles.
     """
     raise BundlesError(
-        f"The data folder has several bundles, and this is done with one at a time: say --bundle RANGE. "
+        f"There are several bundles, and this is done with one at a time: say --bundle RANGE. "
         f"There {_are(bundles)}"
     )
 
