@@ -88,8 +88,7 @@ def refuse_several(bundles: Collection[BundleRange]) -> NoReturn:
         BundlesError: Always; it names the bundles.
     """
     raise BundlesError(
-        f"There are several bundles, and this is done with one at a time: say --bundle RANGE. "
-        f"There {_are(bundles)}"
+        f"There are several bundles, and this is done with one at a time: say --bundle RANGE. There {_are(bundles)}"
     )
 
 

@@ -29,9 +29,9 @@ from postdate.pipeline.cli.common import (
     segment_options,
     topics_option,
 )
-from postdate.pipeline.cli.copy import copy
 from postdate.pipeline.cli.ingest import ingest, shown_row
 from postdate.pipeline.cli.ledger import repair
+from postdate.pipeline.cli.ledger_copy import copy
 from postdate.pipeline.cli.merge import merge
 from snapshot_storage.s3.location import is_s3
 
