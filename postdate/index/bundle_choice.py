@@ -101,7 +101,7 @@ def bundle_data(data: str, bundle: str | None, topics: Collection[str] = ()) -> 
     """
     if "://" in data:
         if bundle is not None:
-            raise BundlesError(f"--bundle is for data folders, and {data} is none")
+            raise BundlesError(f"--bundle is for data folders here, and {data} is none")
         return data
     folder = Path(data)
     chosen = one_bundle(folder, bundle, topics)
