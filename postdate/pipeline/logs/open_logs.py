@@ -43,7 +43,7 @@ def open_log(location: str) -> HeaderLog:
     if is_s3(location):
         raise StoreUnavailableError(
             f"There is no export of a log in {location}. `postdate pipeline rebuild`, `forecast` and "
-            "`postdate ledger export` take a dataDirectory on S3; for others `postdate ledger copy` makes a folder of it"
+            "`postdate ledger export` take a dataDirectory on S3; for others `postdate ledger copy` makes it a folder"
         )
     raise StoreUnavailableError(
         f"There is no log in {location}: name the data directory of a service, the log in it, or what "
