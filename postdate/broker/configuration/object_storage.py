@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from managed_ledger.bundle_settings import SNAPSHOTS
 from managed_ledger.positions.value_types import InvalidValueError
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.location import S3Location
-
-SNAPSHOTS: Final = "snapshots"
-"""Where the snapshots are under the prefix, if their own keys name no other place."""
 
 LARGE_TEMPORARY: Final = Path("/var/tmp")
 

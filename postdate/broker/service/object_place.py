@@ -9,7 +9,6 @@ PREFIX/snapshots/RANGE/...       the delayed index of a bundle
 """
 
 import asyncio
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from postdate.broker.service.place_check import check_conditions, check_rules, s
 from postdate.broker.service.shared_settings import SharedSettings
 from postdate.broker.service.storage_opening import StorageOpening
 from postdate.command_line.extras import install_advice
+from postdate.index.prefix_place import bundle_snapshots, place_id
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.s3.config import S3Config
@@ -200,11 +200,7 @@ class ObjectPlace:
         # Boto3 is an extra, and slow to import.
         from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 
-        s3, data = self._config.snapshots_s3, self._config.data_s3
-        is_beside = (s3.endpoint, s3.bucket) == (data.endpoint, data.bucket) and s3.prefix.startswith(f"{data.prefix}/")
-        # Elsewhere the snapshots of other prefixes may be as well.
-        root = s3.prefix if is_beside else f"{s3.prefix}/{place_id(data)}"
-        return S3BucketSnapshotStorage(replace(s3, prefix=f"{root}/{bundle}"))
+        return S3BucketSnapshotStorage(bundle_snapshots(self._config.snapshots_s3, self._config.data_s3, bundle))
 
     async def shared_settings(self) -> SettingsStore:
         """Return what is of no single topic.
@@ -223,11 +219,6 @@ class ObjectPlace:
         self._stopping.set()
         await asyncio.to_thread(self.objects.close)
         self._cache.close()
-
-
-def place_id(s3: S3Config) -> str:
-    """Return the same digits for each configuration of a prefix, and others for other prefixes."""
-    return hashlib.sha256(f"{s3.endpoint or ''}\n{s3.bucket}\n{s3.prefix}".encode()).hexdigest()[:32]
 
 
 def _connected(s3: S3Config, wait: Wait) -> CheckedObjects:

@@ -16,9 +16,10 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.errors import LedgerError, LedgerWriteError, LogFencedError
 from postdate.broker.configuration.config import BrokerConfig, load_config
 from postdate.broker.errors import ServiceStartError
-from postdate.broker.service.object_place import ObjectPlace, place_id
+from postdate.broker.service.object_place import ObjectPlace
 from postdate.broker.service.place_check import SECRET
 from postdate.demo.process import free_ports
+from postdate.index.prefix_place import place_id
 from snapshot_storage.s3.objects import S3Objects
 from tests.helpers.storages.canned_s3 import CannedAnswer, CannedS3, canned_s3, refusal
 from tests.helpers.storages.s3_servers import (
