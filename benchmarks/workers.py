@@ -57,6 +57,8 @@ def delay(service: PostdateProcess, topics: list[str], messages: int) -> None:
         consumer = LoadProcess(ConsumeOrder(url=service.url, topic=topic), log).connect()
         order = ProduceOrder(url=service.url, topic=topic, messages=messages, lead_ms=_HOUR_MS, spread_ms=_HOUR_MS)
         LoadProcess(order, log).connect().run()
+        # One line lets it begin, and one lets it end.
+        consumer.go()
         consumer.run()
 
 
