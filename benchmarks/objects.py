@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 import tempfile
 import threading
@@ -23,6 +24,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -155,7 +157,7 @@ def steady(url: str, topic: str, *, rate: int, seconds: float) -> dict[str, floa
         if len(arrivals_ns) == count:
             all_came.set()
 
-    def note_receipt(sent_ns: int, result: pulsar.Result) -> None:
+    def note_receipt(sent_ns: int, result: pulsar.Result, _id: object) -> None:
         if result == pulsar.Result.Ok:
             receipts_ns.append(time.monotonic_ns() - sent_ns)
 
@@ -168,11 +170,7 @@ def steady(url: str, topic: str, *, rate: int, seconds: float) -> dict[str, floa
             time.sleep(max(0.0, begun_s + number / rate - time.monotonic()))
             now_ns = time.monotonic_ns()
             payload = str(now_ns).zfill(_PAYLOAD_BYTES).encode()
-            producer.send_async(
-                payload,
-                lambda result, _id, sent_ns=now_ns: note_receipt(sent_ns, result),
-                partition_key=str(number % 100),
-            )
+            producer.send_async(payload, partial(note_receipt, now_ns), partition_key=str(number % 100))
         producer.flush()
         if not all_came.wait(_ARRIVE_S_MAX) or len(receipts_ns) != count:
             raise LoadError(f"{len(receipts_ns):,} receipts and {len(arrivals_ns):,} arrivals of {count:,} messages")
@@ -423,6 +421,7 @@ def main(arguments: list[str]) -> int:
         "asked": {name: getattr(asked, name) for name in ("millions", "rate", "seconds", "messages", "added_ms")},
         "columns": {},
     }
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = 0
     with tempfile.TemporaryDirectory(prefix="postdate-objects-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

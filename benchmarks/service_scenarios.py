@@ -327,6 +327,7 @@ def _lead_ms(messages: int) -> int:
 
 
 def run_producer(program: LoadProcess, messages: int, *, tell: Callable[[str], None] | None = None) -> dict[str, float]:
+    """Let a producer send all, and return its result; `LoadError` if one was not confirmed."""
     on_progress = None if tell is None else lambda sent: tell(f"{sent:,} of {messages:,} sent")
     produced = program.run(on_progress=on_progress)
     if produced["confirmed"] != messages:
