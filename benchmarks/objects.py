@@ -10,7 +10,6 @@ over. Its time is counted from the kill, that of a restart from the start, and b
 
 import argparse
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -34,7 +33,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.service import PULSAR_SETTINGS, STRICT
+from benchmarks.objects_places import NAMES, READY_S_MAX, ObjectsColumn, PrefixPair, columns_of
 from benchmarks.service_processes import LoadError, resident_mib
 from benchmarks.service_report import describe_machine, describe_time, describe_versions
 from benchmarks.service_scenarios import (
@@ -46,12 +45,11 @@ from benchmarks.service_scenarios import (
     run_producer,
     warm_up,
 )
-from postdate.demo.process import PostdateProcess, ProcessStartError, wait_until
-from tests.helpers.services.prefix_services import LEASE_S, opened_at, prefix_settings, topic_by_bundle
+from postdate.demo.process import ProcessStartError, wait_until
+from tests.helpers.services.prefix_services import opened_at
 from tests.helpers.services.quiet_client import QUIET
-from tests.helpers.services.real_pulsar import PULSAR_VERSION, RealPulsar, fetch_jars, missing_tools
+from tests.helpers.services.real_pulsar import PULSAR_VERSION, fetch_jars, missing_tools
 from tests.helpers.services.services import RunningService
-from tests.helpers.storages.late_answers import late_answers
 from tests.helpers.storages.s3_servers import BINARIES, VersityServer
 
 EXAMPLES: Final = """\
@@ -64,7 +62,6 @@ examples:
 _PAYLOAD_BYTES: Final = 100
 _ARRIVE_S_MAX: Final = 60.0
 _TAKE_OVER_S_MAX: Final = 120.0
-_READY_S_MAX: Final = 60.0
 _SAMPLE: Final = re.compile(r"^postdate_object_storage_(requests|sent_bytes|received_bytes)_total\{(.*)\} (\S+)$", re.M)
 
 LABELS: Final = {
@@ -78,70 +75,6 @@ LABELS: Final = {
     "after_mib": "the same, of the one that goes on, MiB",
 }
 """The rows of the table; `rate` and `delayed` are those of the command line."""
-
-
-class PrefixPair:
-    """Two services on one prefix, of which the first is the one that is measured and killed.
-
-    Args:
-        folder: Where their logs and tables go.
-        settings_of: Returns the settings of one for its cache.
-    """
-
-    def __init__(self, folder: Path, settings_of: Callable[[Path], dict[str, str]]) -> None:
-        folders = (folder / "first", folder / "second")
-        self._first, self.second = (PostdateProcess(one, settings_of(one / "cache")) for one in folders)
-        self.port, self.url, self.web_url = self._first.port, self._first.url, self._first.web_url
-
-    @property
-    def pid(self) -> int:
-        """The process id of the first."""
-        return self._first.pid
-
-    def start(self, *, timeout_s: float = _READY_S_MAX, wait: bool = True) -> None:
-        """Start both and, by default, wait until each has its share."""
-        starting = [one for one in (self._first, self.second) if not one.is_running]
-        for one in starting:
-            one.start(wait=False)
-        if wait:
-            for one in starting:
-                one.wait_until_ready(timeout_s=timeout_s)
-            wait_until(lambda: all(opened_at(one) for one in (self._first, self.second)), timeout_s=timeout_s)
-
-    def topic(self) -> tuple[str, str]:
-        """Return a bundle of the first, and a topic in it."""
-        bundle = opened_at(self._first)[0]
-        return bundle, topic_by_bundle()[bundle]
-
-    def kill(self) -> None:
-        """End the first with SIGKILL; from here on the addresses are the other's."""
-        self._first.kill()
-        self.port, self.url, self.web_url = self.second.port, self.second.url, self.second.web_url
-
-    def stop(self) -> None:
-        """End both."""
-        for one in (self._first, self.second):
-            one.stop()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ObjectsColumn:
-    """A place that is measured.
-
-    Attributes:
-        title: Its head in the table.
-        single: Makes the service of the first life in a folder.
-        pair: Makes the services of the second one; None where one is started again.
-    """
-
-    title: str
-    single: Callable[[Path], RunningService]
-    pair: Callable[[Path], PrefixPair] | None = None
-
-    @property
-    def asks_s3(self) -> bool:
-        """Whether there are requests to count."""
-        return self.pair is not None
 
 
 def steady(url: str, topic: str, *, rate: int, seconds: float) -> dict[str, float]:
@@ -210,33 +143,28 @@ class ObjectsBenchmark:
         self._begun_s = time.monotonic()
         self._numbers = itertools.count()
 
-    def measure(self, name: str, column: ObjectsColumn) -> dict[str, Any]:
+    def measure(self, column: ObjectsColumn) -> dict[str, Any]:
         """Return the figures of a place, and `loads`: the machine's load average before and after each part."""
         figures: dict[str, Any] = {"loads": {}}
         with self._stage(column.single) as stage:
-            self._tell(f"{name}: warming up")
+            self._tell(f"{column.title}: warming up")
             warm_up(stage)
             for part, measure in (("steady", self._steady), ("throughput", self._throughput)):
                 before, begun_s = storage_use(stage.service) if column.asks_s3 else Counter(), time.monotonic()
-                self._add(figures, f"{name}: {part}", lambda measure=measure: measure(stage))
+                self._add(figures, column, part, partial(measure, stage))
                 if column.asks_s3:
-                    taken_s = time.monotonic() - begun_s
-                    per = taken_s if part == "steady" else self._asked.messages / 1e3
+                    per = time.monotonic() - begun_s if part == "steady" else self._asked.messages / 1e3
                     used = storage_use(stage.service) - before
-                    figures[f"s3_{part}"] = {kind: count / per for kind, count in used.items()}
-        if column.pair is None:
-            with self._stage(column.single) as stage:
-                self._add(figures, f"{name}: kill -9", lambda: self._restart(stage))
-            return figures
-        pairs: list[PrefixPair] = []
-        make = column.pair
-        with self._stage(lambda folder: pairs.append(make(folder)) or pairs[0]) as stage:
-            self._add(figures, f"{name}: kill -9", lambda: self._take_over(stage, pairs[0]))
+                    figures[f"s3_{part}"] = {kind: round(count / per, 2) for kind, count in used.items()}
+        with self._stage(column.killed) as stage:
+            self._add(figures, column, "kill -9", partial(self._kill, stage))
         return figures
 
-    def _add(self, figures: dict[str, Any], part: str, measure: Callable[[], dict[str, float]]) -> None:
+    def _add(
+        self, figures: dict[str, Any], column: ObjectsColumn, part: str, measure: Callable[[], dict[str, float]]
+    ) -> None:
         """Measure a part; one that fails leaves the others their figures."""
-        self._tell(part)
+        self._tell(f"{column.title}: {part}")
         before = os.getloadavg()[0]
         try:
             found = measure()
@@ -244,7 +172,7 @@ class ObjectsBenchmark:
             self._tell(f"  failed: {error}")
             return
         figures |= found
-        figures["loads"][part.rpartition(": ")[2]] = [round(before, 1), round(os.getloadavg()[0], 1)]
+        figures["loads"][part] = [round(before, 1), round(os.getloadavg()[0], 1)]
         shown = ", ".join(f"{key} {value:,.2f}" for key, value in found.items())
         self._tell(f"  {shown}; load {before:.1f} to {os.getloadavg()[0]:.1f}")
 
@@ -257,12 +185,12 @@ class ObjectsBenchmark:
         produced = run_producer(stage.producer(topic, stage.messages), stage.messages)
         return {"produce_per_s": produced["per_s"]}
 
-    def _restart(self, stage: Stage) -> dict[str, float]:
-        found = recovery(stage)
-        names = {"first_delivery_s": "recovery_first_s", "peak_mib": "recovery_peak_mib"}
-        return {name: found[theirs] for name, theirs in names.items()} | {"after_mib": found["recovery_after_mib"]}
-
-    def _take_over(self, stage: Stage, pair: PrefixPair) -> dict[str, float]:
+    def _kill(self, stage: Stage) -> dict[str, float]:
+        pair = stage.service
+        if not isinstance(pair, PrefixPair):
+            found = recovery(stage)
+            names = {"first_delivery_s": "first_s", "peak_mib": "peak_mib", "after_mib": "after_mib"}
+            return {name: found[f"recovery_{theirs}"] for name, theirs in names.items()}
         bundle, topic = pair.topic()
         killed = kill_with_delayed(stage, topic)
         consumer = stage.consumer(topic, ALREADY_DUE, connects=False)
@@ -288,7 +216,7 @@ class ObjectsBenchmark:
         messages, delayed = self._asked.messages, round(self._asked.millions * 1e6)
         stage = Stage(service, folder, tell=lambda line: self._tell(f"  {line}"), messages=messages, delayed=delayed)
         try:
-            service.start(timeout_s=_READY_S_MAX)
+            service.start(timeout_s=READY_S_MAX)
             yield stage
         finally:
             stage.close()
@@ -336,43 +264,6 @@ def _requests(used: Mapping[str, float]) -> str:
     return ", ".join(f"{kind} {_number(count)}" for kind, count in sorted(used.items()) if kind != "bytes" and count)
 
 
-@contextlib.contextmanager
-def columns_of(asked: argparse.Namespace, folder: Path) -> Iterator[dict[str, ObjectsColumn]]:
-    """Make what the command line asks for, with the S3 server and the proxy before it."""
-    with contextlib.ExitStack() as stack:
-        columns = {}
-        prefixes = itertools.count()
-
-        def on_prefix(title: str, server: VersityServer, endpoint: str) -> ObjectsColumn:
-            def settings_of(prefix: str, cache: Path, lease_s: int) -> dict[str, str]:
-                changes = {"s3Endpoint": endpoint, "bundleLeaseSeconds": str(lease_s)}
-                return STRICT | prefix_settings(server, prefix, cache) | changes
-
-            def single(place: Path) -> RunningService:
-                return PostdateProcess(place, settings_of(f"bench/{next(prefixes)}", place / "cache", 10))
-
-            def pair(place: Path) -> PrefixPair:
-                prefix = f"bench/{next(prefixes)}"
-                return PrefixPair(place, lambda cache: settings_of(prefix, cache, LEASE_S))
-
-            return ObjectsColumn(title, single, pair)
-
-        if "folder" in asked.only:
-            columns["folder"] = ObjectsColumn("local folder", lambda place: PostdateProcess(place, STRICT))
-        if "prefix" in asked.only or "slow" in asked.only:
-            server = VersityServer(folder / "s3")
-            stack.callback(server.stop)
-        if "prefix" in asked.only:
-            columns["prefix"] = on_prefix("versitygw", server, server.endpoint)
-        if "slow" in asked.only:
-            endpoint = stack.enter_context(late_answers(server.port, asked.added_ms))
-            columns["slow"] = on_prefix(f"versitygw + {asked.added_ms:g} ms", server, endpoint)
-        if "pulsar" in asked.only:
-            settings = PULSAR_SETTINGS | STRICT
-            columns["pulsar"] = ObjectsColumn(f"Pulsar {PULSAR_VERSION}", lambda place: RealPulsar(place, settings))
-        yield columns
-
-
 def parse_objects(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -382,8 +273,7 @@ def parse_objects(arguments: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    names = ("folder", "prefix", "slow", "pulsar")
-    add("--only", action="append", choices=names, help="measure this place alone; may be given several times")
+    add("--only", action="append", choices=NAMES, help="measure this place alone; may be given several times")
     add("--millions", type=float, default=1.0, help="millions of messages delayed at the kill (default: 1)")
     add("--rate", type=int, default=500, help="the moderate rate, messages a second (default: 500)")
     add("--seconds", type=float, default=20.0, help="how long they come at that rate (default: 20)")
@@ -392,7 +282,7 @@ def parse_objects(arguments: list[str]) -> argparse.Namespace:
     add("--json", type=Path, default=Path("build/objects.json"), help="the results (default: build/objects.json)")
     add("--show", type=Path, metavar="FILE", help="show the table of an earlier run and measure nothing")
     asked = parser.parse_args(arguments)
-    asked.only = asked.only or list(names)
+    asked.only = asked.only or list(NAMES)
     return asked
 
 
@@ -426,10 +316,10 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="postdate-objects-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         try:
-            with columns_of(asked, folder) as columns:
+            with columns_of(asked.only, added_ms=asked.added_ms, folder=folder) as columns:
                 benchmark = ObjectsBenchmark(asked, folder, console)
-                for column in columns.values():
-                    results["columns"][column.title] = benchmark.measure(column.title, column)
+                for column in columns:
+                    results["columns"][column.title] = benchmark.measure(column)
                     # Each time, so that what was measured survives an interruption.
                     asked.json.parent.mkdir(parents=True, exist_ok=True)
                     asked.json.write_text(json.dumps(results, indent=2) + "\n")
