@@ -123,9 +123,7 @@ def main(arguments: list[str]) -> int:
                 wait_until(lambda: len(child_pids(service.pid)) > asked.workers, timeout_s=60)
                 time.sleep(10)
                 ready_s, took_s = back_after_s(service, own)
-                console.print(
-                    f"killed, ready after {ready_s:.2f} s, back at its clients after {took_s:.2f} s (bound: 2)"
-                )
+                console.print(f"killed, ready after {ready_s:.2f} s, at its clients after {took_s:.2f} s (bound: 2)")
                 _print_load(console)
         finally:
             service.stop()
