@@ -195,7 +195,7 @@ class ObjectsBenchmark:
         killed = kill_with_delayed(stage, topic)
         consumer = stage.consumer(topic, ALREADY_DUE, connects=False)
         # The client begins when there is somebody: what it would wait between its tries is not the service's time.
-        wait_until(lambda: bundle in opened_at(pair.second), timeout_s=_TAKE_OVER_S_MAX)
+        wait_until(lambda: bundle in opened_at(pair.second), timeout_s=_TAKE_OVER_S_MAX, interval_s=0.05)
         opened_ns = time.time_ns()
         consumer.go()
         consumer.wait_for("ready")
