@@ -54,7 +54,7 @@ from tests.helpers.storages.s3_servers import BINARIES, VersityServer
 
 EXAMPLES: Final = """\
 examples:
-  python -m benchmarks objects                                 everything (about 10 minutes)
+  python -m benchmarks objects                                 everything (10 to 20 minutes)
   python -m benchmarks objects --only folder --only prefix     without the others
   python -m benchmarks objects --millions 0.05 --seconds 5 --messages 20000
 """
@@ -189,7 +189,8 @@ class ObjectsBenchmark:
         pair = stage.service
         if not isinstance(pair, PrefixPair):
             found = recovery(stage)
-            names = {"first_delivery_s": "first_s", "peak_mib": "peak_mib", "after_mib": "after_mib"}
+            names = {"first_delivery_s": "first_s", "opened_s": "port_s", "subscribed_s": "subscribed_s"}
+            names |= {name: name for name in ("peak_mib", "after_mib")}
             return {name: found[f"recovery_{theirs}"] for name, theirs in names.items()}
         bundle, topic = pair.topic()
         killed = kill_with_delayed(stage, topic)
@@ -198,12 +199,13 @@ class ObjectsBenchmark:
         wait_until(lambda: bundle in opened_at(pair.second), timeout_s=_TAKE_OVER_S_MAX, interval_s=0.05)
         opened_ns = time.time_ns()
         consumer.go()
-        consumer.wait_for("ready")
+        subscribed_ns = consumer.wait_for("ready")["at_ns"]
         arrived = consumer.run()
         time.sleep(QUIET_S)
         return {
             "first_delivery_s": (arrived["first_ns"] - killed.at_ns) / 1e9,
             "opened_s": (opened_ns - killed.at_ns) / 1e9,
+            "subscribed_s": (subscribed_ns - killed.at_ns) / 1e9,
             "peak_mib": killed.peak_mib,
             "after_mib": resident_mib(pair.second.pid),
         }
