@@ -9,6 +9,7 @@ from typing import Final
 NAMES: Final = (
     "service",
     "workers",
+    "failover",
     "tracker",
     "tracker_memory",
     "many_topics",
