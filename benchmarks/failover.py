@@ -11,6 +11,7 @@ from there to these events, of the last of its bundles:
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -24,7 +25,6 @@ from rich.console import Console
 
 from postdate.demo.process import PostdateProcess, wait_until
 from tests.helpers.services.prefix_services import opened_at, prefix_settings, topic_by_bundle
-from tests.helpers.services.quiet_client import QUIET
 from tests.helpers.services.steady_load import SteadyLoad
 from tests.helpers.storages.s3_servers import VersityServer
 
@@ -39,8 +39,13 @@ def _is_found(service: PostdateProcess, topic: str) -> bool:
         return False
 
 
+def _client(url: str) -> pulsar.Client:
+    """A client whose complaints about a service that ended are not shown."""
+    return pulsar.Client(url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
+
+
 def _send_afresh(service: PostdateProcess, topics: Sequence[str]) -> None:
-    client = pulsar.Client(service.url, logger=QUIET)
+    client = _client(service.url)
     for topic in topics:
         client.create_producer(topic).send(b"again")
     client.close()
@@ -66,7 +71,7 @@ class Pair:
             one.start(timeout_s=_TIMEOUT_S, wait=False)
         self.settle()
         hosts = ",".join(one.url.removeprefix("pulsar://") for one in self.services)
-        self.client = pulsar.Client(f"pulsar://{hosts}", logger=QUIET)
+        self.client = _client(f"pulsar://{hosts}")
         self.load = SteadyLoad(self.client, self.topics.values())
 
     def settle(self) -> None:
@@ -103,7 +108,7 @@ class Pair:
         stream = self.load.streams[topic]
         before = sum(1 for at_s in stream.receipts_s if at_s < begun_s)
         # The one under way at that time may have been received before.
-        return next((at_s for number, at_s in reversed(stream.received[before:]) if number == before + 1), None)
+        return next((at_s for number, at_s in [*stream.received] if number > before), None)
 
     def close(self) -> None:
         """End the load and the services."""
