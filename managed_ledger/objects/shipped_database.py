@@ -280,6 +280,7 @@ class ShippedDatabase(ReopeningDatabase):
         """
         assert self._checkpoints is not None
         # While commits go on.
+        self.merge_small_tables()
         self.make_tables()
         shutil.rmtree(self._frozen, ignore_errors=True)
         frozen_bytes = 0
