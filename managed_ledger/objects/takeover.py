@@ -27,8 +27,8 @@ from managed_ledger.objects.object_store import ObjectStore
 logger = logging.getLogger(__name__)
 
 _READS_AT_FIRST: Final = 3
-_READS_AHEAD: Final = 16
-"""Objects that are read at once; more of them make a storage refuse some."""
+_READS_AHEAD: Final = 8
+"""Objects that are read at once: more threads only wait for each other."""
 
 
 class Claim(NamedTuple):
