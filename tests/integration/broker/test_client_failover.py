@@ -20,6 +20,7 @@ import pulsar
 import pytest
 
 from postdate.demo.process import PostdateProcess, wait_until
+from tests.helpers.services import foreign_clients
 from tests.helpers.services.prefix_services import (
     LEASE_S,
     cluster_of,
@@ -111,6 +112,15 @@ def command(service: PostdateProcess, *words: str) -> subprocess.CompletedProces
     )
 
 
+def delivered_by(service: PostdateProcess, topic: str) -> int:
+    """How many messages of a topic a service has delivered since it has opened it."""
+    try:
+        stats = json.loads(service.read(f"/admin/v2/{topic.replace('://', '/')}/stats"))
+    except urllib.error.HTTPError:
+        return 0
+    return sum(one["msgOutCounter"] for one in stats["subscriptions"].values())
+
+
 def figure(what: str, since_s: float) -> None:
     sys.stdout.write(f"{what}: {time.monotonic() - since_s:.2f} s\n")
 
@@ -152,6 +162,27 @@ def test_the_other_takes_over_from_a_killed_one(services: list[PostdateProcess])
         load.end()
         load.check(at_s, time.monotonic())
     assert health_of(other)["status"] == "ok"
+
+
+@pytest.mark.exhaustive
+def test_the_go_and_the_java_client_go_on_when_the_owner_is_killed(
+    services: list[PostdateProcess], language: str
+) -> None:
+    killed, other = services
+    bundles = opened_at(killed)
+    hosts = ",".join(one.url.removeprefix("pulsar://") for one in services)
+    running = foreign_clients.Running(
+        language, "steady", url=f"pulsar://{hosts}", topic=TOPICS[bundles[0]], holdMs=8_000
+    )
+    wait_until(lambda: delivered_by(killed, TOPICS[bundles[0]]) > 20, timeout_s=TIMEOUT_S)
+    killed.kill()
+    at_s = time.monotonic()
+    wait_until(lambda: delivered_by(other, TOPICS[bundles[0]]) > 20, timeout_s=TIMEOUT_S)
+    figure(f"killed: the {language} client goes on", at_s)
+
+    outcome = running.outcome()
+
+    assert outcome == {"error": "", "sent": outcome["sent"], "received": outcome["sent"], "early": 0}
 
 
 def test_one_that_hung_beyond_its_lease_neither_acknowledges_nor_delivers(services: list[PostdateProcess]) -> None:
