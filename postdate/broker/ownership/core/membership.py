@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from managed_ledger.bundles import BundleRange
 from postdate.broker.ownership.owners import Addresses
 
-
 _DOUBT_SHARE: Final = 0.4
 """Of a lease, in which there are two renewals."""
 
