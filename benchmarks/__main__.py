@@ -10,6 +10,7 @@ NAMES: Final = (
     "service",
     "workers",
     "objects",
+    "failover",
     "tracker",
     "tracker_memory",
     "many_topics",

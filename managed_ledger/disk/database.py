@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from managed_ledger.disk.keys import EMPTY_BLOCK, FIRST_KEY, FORMAT_KEY, Family
 from managed_ledger.disk.log_marker import FORMAT_VERSION, copy_list_of_files, read_marker, write_marker
@@ -48,6 +48,11 @@ ROOM_SECONDS = 0.1
 """Age at which the room of the disk is looked at again."""
 ROOM_BYTES = 2**20
 """Written bytes after which it is looked at before."""
+
+
+SMALL_TABLE_BYTES: Final = 2**20
+SMALL_TABLES_MAX: Final = 32
+"""So many small tables beside each other are made into one: each is a file to open, and on objects one to ask for."""
 
 
 class Batch(Protocol):
@@ -234,6 +239,21 @@ class RocksDatabase(RocksDBStore):
             raise StoreFullError(f"Cannot compact the log in {self._path}: the kept part of its tables has no room")
         self.compact_range(family, start, end)
 
+    def merge_small_tables(self) -> None:
+        """Make runs of many small tables into few, if the disk has room.
+
+        RocksDB does not: keys rise, so that tables of a new ledger lie behind all others, and are moved as they are.
+
+        Raises:
+            LedgerError: RocksDB refuses.
+        """
+        room = self._room_now()
+        if self._is_damaged or (room is not None and not room.can_compact()):
+            return
+        for family in Family:
+            for first_key, last_key in small_runs(self.tables(family)):
+                super().merge_tables(family, first_key, last_key)
+
     def make_tables(self) -> None:
         """Make tables of what is in memory.
 
@@ -352,6 +372,24 @@ def rewritten_bytes(tables: Iterable[TableFile], start: bytes, end: bytes) -> in
         for table in tables
         if table.first_key < end < table.last_key or table.first_key < start <= table.last_key
     )
+
+
+def small_runs(tables: Iterable[TableFile]) -> list[tuple[bytes, bytes]]:
+    """Find many small tables that lie beside each other; returns the first and the last key of each run of them.
+
+    >>> from managed_ledger.rocksdb_store.store import TableFile
+    >>> small = [TableFile(100, b"%03d" % number, b"%03d" % number) for number in range(80)]
+    >>> large = TableFile(10 * 2**20, b"030a", b"030b")
+    >>> small_runs([large, *small]), small_runs(small[:31])
+    ([(b'031', b'079')], [])
+    """
+    runs: list[list[TableFile]] = [[]]
+    for table in sorted(tables, key=lambda one: one.first_key):
+        if table.size_bytes < SMALL_TABLE_BYTES:
+            runs[-1].append(table)
+        elif runs[-1]:
+            runs.append([])
+    return [(run[0].first_key, max(one.last_key for one in run)) for run in runs if len(run) >= SMALL_TABLES_MAX]
 
 
 def _check_room_to_open(path: Path) -> None:

@@ -141,6 +141,11 @@ class ReopeningDatabase:
         with self._readers, self._damage_noted():
             self._opened().compact(family, start, end)
 
+    def merge_small_tables(self) -> None:
+        """Make runs of many small tables into few."""
+        with self._readers, self._damage_noted():
+            self._opened().merge_small_tables()
+
     def make_tables(self) -> None:
         """Make tables of what is in memory, so that a checkpoint has little to do."""
         with self._readers, self._damage_noted():

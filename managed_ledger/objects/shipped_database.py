@@ -35,8 +35,11 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT_BYTES: Final = 64 * 2**20
 """Changes after which a checkpoint is stored."""
-CHECKPOINT_OBJECTS: Final = 500
+CHECKPOINT_OBJECTS: Final = 100
 """A takeover reads some hundred objects a second, and its clients wait for it."""
+HAND_OVER_BYTES: Final = 2**20
+HAND_OVER_OBJECTS: Final = 50
+"""What the next owner replays in less time than a checkpoint takes."""
 CHECKPOINT_S: Final = 600.0
 """The time after which it is, if there are any."""
 WRITE_BUFFER_BYTES_MAX: Final = 16 * 2**20
@@ -212,12 +215,13 @@ class ShippedDatabase(ReopeningDatabase):
             self._lose("the local disk failed")
 
     def close(self) -> None:
-        """Store a checkpoint, so that the next owner has nothing to replay, and release the folder."""
+        """Store a checkpoint, unless the next owner has little to replay, and release the folder."""
         self._is_closing = True
         self._is_due.set()
         if self._keeper.ident is not None:
             self._keeper.join()
-        if self._log_bytes and self._lost is None and not self._given_up.is_set():
+        is_long = self._log_bytes > HAND_OVER_BYTES or self._next - self._start > HAND_OVER_OBJECTS
+        if is_long and self._lost is None and not self._given_up.is_set():
             self._try_checkpoint()
         self.let_go()
 
@@ -266,6 +270,7 @@ class ShippedDatabase(ReopeningDatabase):
         """
         assert self._checkpoints is not None
         # While commits go on.
+        self.merge_small_tables()
         self.make_tables()
         shutil.rmtree(self._frozen, ignore_errors=True)
         frozen_bytes = 0

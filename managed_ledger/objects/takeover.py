@@ -27,8 +27,9 @@ from managed_ledger.objects.object_store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
-_READS_AHEAD: Final = 16
-"""Objects that are read at once; more of them make a storage refuse some."""
+_READS_AT_FIRST: Final = 3
+_READS_AHEAD: Final = 8
+"""Objects that are read at once: more threads only wait for each other."""
 
 
 class Claim(NamedTuple):
@@ -138,14 +139,15 @@ def replay_and_fence(objects: ObjectStore, claim: Claim, replay: Replay) -> Take
 def objects_from(objects: ObjectStore, start: int) -> Iterator[tuple[int, LogObject | None]]:
     """Give the objects of a log and their numbers, some of them read ahead; None for one that is not there.
 
-    It goes on behind that one: the caller decides where the log ends.
+    It goes on behind that one: the caller decides where the log ends. In a short log few are looked for behind its
+    end, each of which costs as much as an object.
     """
     pool = ThreadPoolExecutor(_READS_AHEAD, thread_name_prefix="replay")
     ahead: list[Future[LogObject | None]] = []
     number = start
     try:
         while True:
-            while len(ahead) < _READS_AHEAD:
+            while len(ahead) < min(_READS_AHEAD, _READS_AT_FIRST + number - start):
                 ahead.append(pool.submit(_read, objects, number + len(ahead)))
             yield number, ahead.pop(0).result()
             number += 1

@@ -11,7 +11,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rocksdict import Checkpoint, ColumnFamily, Rdict, RdictIter, ReadOptions, WriteBatch
+from rocksdict import (
+    BottommostLevelCompaction,
+    Checkpoint,
+    ColumnFamily,
+    CompactOptions,
+    Rdict,
+    RdictIter,
+    ReadOptions,
+    WriteBatch,
+)
 
 from managed_ledger.rocksdb_store.failures import Translated
 from managed_ledger.rocksdb_store.opening import DEFAULT_FAMILY, OpenFolder
@@ -177,6 +186,13 @@ class RocksDBStore:
         """Give back the space of deleted entries of a range."""
         with self._translated("compact"):
             self._family(family).compact_range(start, end)
+
+    def merge_tables(self, family: str, first_key: bytes, last_key: bytes) -> None:
+        """Make tables that lie beside each other into few."""
+        options = CompactOptions()
+        options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
+        with self._translated("merge tables of"):
+            self._family(family).compact_range(first_key, last_key, options)
 
     def set_compacting(self, is_compacting: bool) -> None:
         """Say whether tables are made into larger ones by themselves."""

@@ -49,6 +49,7 @@ class KeyQuery(Struct, rename="camel"):
 
 async def look_up(served: Served, call: Call[None]) -> Json:
     """Where clients of Pulsar's protocol connect for a topic, which need not exist."""
+    await served.service.moved(call.topic_name)
     owner = served.service.look_up(call.topic_name).addresses
     plain, tls = owner.service_url, owner.service_url_tls
     found = {

@@ -107,6 +107,9 @@ class WebService(Protocol):
     def range_of(self, name: TopicName) -> BundleRange:
         """Return the bundle of a topic."""
 
+    async def moved(self, name: TopicName) -> None:
+        """Wait while the bundle of a topic moves to another service."""
+
     def look_up(self, name: TopicName) -> ServiceInfo:
         """Return the service that has a topic."""
 

@@ -32,6 +32,7 @@ from postdate.broker.protocol.commands import signed
 from postdate.broker.protocol.pb.pulsar_api_pb2 import (
     BaseCommand,
     CommandGetTopicsOfNamespace,
+    CommandLookupTopic,
     CommandSubscribe,
     KeySharedMeta,
 )
@@ -121,8 +122,26 @@ async def _exists(connection: Connection, name: TopicName) -> bool:
 
 
 async def on_lookup(connection: Connection, command: BaseCommand) -> None:
-    """Answer the address of the service that has the topic, or is about to."""
+    """Answer the address of the service that has the topic; while its bundle moves, once it is there.
+
+    A client that is sent to a dead service, or told to try again, would make pauses that soon are longer than the move.
+    """
     request = command.lookupTopic
+    with suppress(BrokerError):
+        topic_name = TopicName.parse(request.topic)
+        if connection.service.owners.is_moving(connection.service.range_of(topic_name)):
+            # Look-ups of other topics behind it are answered meanwhile.
+            connection.service.spawn(_answer_look_up_later(connection, request, topic_name))
+            return
+    _answer_look_up(connection, request)
+
+
+async def _answer_look_up_later(connection: Connection, request: CommandLookupTopic, topic_name: TopicName) -> None:
+    await connection.service.moved(topic_name)
+    _answer_look_up(connection, request)
+
+
+def _answer_look_up(connection: Connection, request: CommandLookupTopic) -> None:
     try:
         topic_name = TopicName.parse(request.topic)
         _check_look_up(connection, topic_name, "to look up")

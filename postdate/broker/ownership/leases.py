@@ -36,8 +36,12 @@ _LOOK_S: Final = 0.5
 _EXPECTING_LOOK_S: Final = 0.1
 _SETTLING_S: Final = 1.0
 """How long the first of several services that start together waits for the others, at most."""
-WARM_S: Final = 60.0
+WARM_S: Final = 20.0
 """How often a runner-up brings its copy of a bundle up to date."""
+_LOOK_UP_MARGIN_S: Final = 5.0
+_LOOK_UP_S_MAX: Final = 20.0
+"""How long a look-up waits for an owner at most. A client gives up after 30 s by default, and one that is refused, or
+sent to a dead service, makes pauses that grow to a minute."""
 _THREADS: Final = 8
 _START_LEASES: Final = 3
 """How long a service that starts asks a storage that is slow, or busy."""
@@ -104,6 +108,7 @@ class LeaseOwners:
         self._is_settled = False
         self._is_leaving = False
         self._has_changed = asyncio.Event()
+        self._news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.TimerHandle | None = None
         self._listed_s = float("-inf")
@@ -153,6 +158,20 @@ class LeaseOwners:
         others = [one for one in self._others() if bundle not in one.closing]
         holder = holder_of(bundle, others)
         return None if holder is None else ServiceInfo(holder.name, holder.addresses)
+
+    def is_moving(self, bundle: BundleRange) -> bool:
+        if self.is_own(bundle):
+            return False
+        holder = holder_of(bundle, [one for one in self._others() if bundle not in one.closing])
+        if holder is None or bundle not in holder.opened:
+            return True
+        return holder.is_leaving or self._seen.is_in_doubt(holder.id)
+
+    async def moved(self, bundle: BundleRange) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(self._lease_s + _LOOK_UP_MARGIN_S, _LOOK_UP_S_MAX)):
+                while self.is_moving(bundle) and not self._is_leaving:
+                    await self._news.wait()
 
     def is_own(self, bundle: BundleRange) -> bool:
         return bundle in self._opened and bundle not in self._closing and not self._lease.has_lapsed()
@@ -221,10 +240,13 @@ class LeaseOwners:
             self._publish()
         raise OwnershipError(f"Bundle {bundle} was not moved: {target.name} has gone, or did not take it in time")
 
-    async def close(self) -> None:
-        """Close all bundles, side by side, then leave."""
+    def begin_to_leave(self) -> None:
         self._is_leaving = True
         self._publish()
+
+    async def close(self) -> None:
+        """Close all bundles, side by side, then leave."""
+        self.begin_to_leave()
         closings = [self._close_at_last(bundle) for bundle in self._bundles]
         await asyncio.gather(*closings)
         if self._alarm is not None:
@@ -352,7 +374,9 @@ class LeaseOwners:
             self._act()
 
     def _is_expecting(self) -> bool:
-        """Whether another service is letting go of a bundle that this one is to have."""
+        """Whether a bundle may be this service's in a moment: another one lets go of it, or seems to be dead."""
+        if any(one.held and self._seen.is_in_doubt(one.id) for one in self._others()):
+            return True
         leaving = {bundle for one in self._others() for bundle in (one.held if one.is_leaving else one.closing)}
         if not leaving or not self._is_settled:
             return False
@@ -386,6 +410,7 @@ class LeaseOwners:
 
     def _act(self) -> None:
         """Begin the next step of each bundle that is to move."""
+        self._tell_waiting()
         if not self._is_settled or self._is_leaving or self._lease.has_lapsed():
             return
         own, others, plan = self._own(), self._others(), self._plan()
@@ -581,6 +606,12 @@ class LeaseOwners:
     def _publish(self) -> None:
         """Have the others see what has changed: with a renewal at once."""
         self._has_changed.set()
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        """Have those that wait for a move of a bundle look again."""
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -101,6 +101,12 @@ class Owners(Protocol):
         Each look-up asks: what the service has open, and its load, is told by `services` alone.
         """
 
+    def is_moving(self, bundle: BundleRange) -> bool:
+        """Whether the owner of a bundle is not known for sure: it is silent, or the bundle is on its way to another."""
+
+    async def moved(self, bundle: BundleRange) -> None:
+        """Wait while a bundle moves, and no longer than a client would wait for the answer to a look-up."""
+
     def is_own(self, bundle: BundleRange) -> bool:
         """Whether this service has the bundle: it answers for its topics."""
 
@@ -132,6 +138,9 @@ class Owners(Protocol):
         Raises:
             OwnershipError: There is no such service, no other one, or this kind of owner moves none.
         """
+
+    def begin_to_leave(self) -> None:
+        """Tell the others that this service is about to leave, so that they are ready; nobody waits for a move here."""
 
     async def close(self) -> None:
         """Leave the others: they take over at once. Bundles of this service are closed before, by this call."""
@@ -191,6 +200,13 @@ class SoleOwner:
         """This service."""
         return self._own
 
+    def is_moving(self, bundle: BundleRange) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+    async def moved(self, bundle: BundleRange) -> None:
+        """None moves."""
+
     def is_own(self, bundle: BundleRange) -> bool:  # noqa: ARG002
         """Always."""
         return True
@@ -224,6 +240,9 @@ class SoleOwner:
     async def transfer(self, bundle: BundleRange, to: str | None = None) -> None:  # noqa: ARG002
         """There is nobody to move a bundle to."""
         raise OwnershipError("There is no other service: nothing can be moved")
+
+    def begin_to_leave(self) -> None:
+        """There is nobody to be told."""
 
     async def close(self) -> None:
         """Close all bundles."""

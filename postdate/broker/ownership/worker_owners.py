@@ -45,6 +45,13 @@ class WorkerOwners:
         """The worker of a bundle, also while it is being started again."""
         return self._by_bundle.get(bundle)
 
+    def is_moving(self, bundle: BundleRange) -> bool:  # noqa: ARG002 - the protocol's
+        """Never."""
+        return False
+
+    async def moved(self, bundle: BundleRange) -> None:
+        """None moves."""
+
     def is_own(self, bundle: BundleRange) -> bool:
         """Whether the map gives it to this process."""
         return bundle in self._own.bundles
@@ -78,6 +85,9 @@ class WorkerOwners:
     async def transfer(self, bundle: BundleRange, to: str | None = None) -> None:  # noqa: ARG002 - the protocol's
         """No bundle moves between workers."""
         raise OwnershipError("The workers of a service keep their bundles: nothing can be moved")
+
+    def begin_to_leave(self) -> None:
+        """There is nobody to be told."""
 
     async def close(self) -> None:
         """Close the bundles of this process."""

@@ -70,6 +70,9 @@ RECEIVE_BYTES_MAX: Final = 32 * 1024
 """Bytes read from a socket at once: some 300 messages without a batch, or 1,000 acknowledgements. They are parsed at
 once, 1 ms of work, and handled in slices."""
 
+_LOOK_UPS_WAITING_MAX: Final = 10_000
+"""Look-ups of topics whose bundles move that wait for them; more are answered as it is now."""
+
 SETTINGS_LOOK_INTERVAL_S: Final = 1
 """The longest time for which grants and policies of another process are not in force here."""
 
@@ -168,6 +171,7 @@ class Service:
         # Generated names must not repeat after a restart: clients reconnect with their old ones.
         self._producer_name_prefix = f"{config.cluster_name}-{uuid.uuid4().hex[:8]}"
         self._producers_named = 0
+        self._waiting_count = 0
 
     @classmethod
     async def open(
@@ -321,6 +325,15 @@ class Service:
         if owner is None:
             raise NotServedError(f"No service has {name} now: look it up again")
         return owner
+
+    async def moved(self, name: TopicName) -> None:
+        """Wait while the bundle of a topic moves to another service, before it is looked up."""
+        if self._waiting_count < _LOOK_UPS_WAITING_MAX:
+            self._waiting_count += 1
+            try:
+                await self.owners.moved(self.topics.range_of(name))
+            finally:
+                self._waiting_count -= 1
 
     # ---- topics ----
 
@@ -483,6 +496,7 @@ class Service:
         """
         begun_at_s = asyncio.get_running_loop().time() if begun_at_s is None else begun_at_s
         self._stop_begun_at_s = begun_at_s
+        self.owners.begin_to_leave()
         for connection in list(self.connections):
             connection.pause_reading("the service stops")
         # Writes that wait for an object storage that is away: nobody has a receipt for them.

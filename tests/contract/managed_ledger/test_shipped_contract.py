@@ -11,10 +11,12 @@ import pytest
 from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.errors import StoreUnavailableError
 from managed_ledger.ledger_store import LedgerStore
-from managed_ledger.objects.object_store import FolderObjects
+from managed_ledger.objects.object_store import FolderObjects, ObjectStore
 from managed_ledger.objects.shipped_database import ShippedDatabase, open_shipped
+from snapshot_storage.s3.objects import S3Objects
 from tests.helpers.cursor_world import LIMITS, CursorWorld
 from tests.helpers.seeds import seeds
+from tests.helpers.storages.s3_servers import REAL_SERVERS, RealServer
 
 pytestmark = pytest.mark.slow
 
@@ -23,11 +25,11 @@ CONFIG = ManagedLedgerConfig(write_buffer_bytes=2**16, **LIMITS)
 
 
 class ShippedWorld(CursorWorld):
-    """The same over objects of a folder, each opening with the cache of the one before or of none."""
+    """The same over objects, each opening with the cache of the one before or of none."""
 
-    def __init__(self, folder: Path, chance: random.Random) -> None:
+    def __init__(self, objects: ObjectStore, folder: Path, chance: random.Random) -> None:
         super().__init__()
-        self._folder = folder
+        self._objects = objects
         self._chance = chance
         self._caches = [folder / "cache 0", folder / "cache 1"]
         self._failures = 0
@@ -35,10 +37,9 @@ class ShippedWorld(CursorWorld):
         self.given_up: threading.Event
 
     def _opened(self, path: Path, config: ManagedLedgerConfig) -> ShippedDatabase:
-        objects = FolderObjects(self._folder / "place")
         self.given_up = threading.Event()
         self.shipped = database = open_shipped(
-            path, config, objects=objects, now_ms=self.clock, on_lost=lambda: None, given_up=self.given_up
+            path, config, objects=self._objects, now_ms=self.clock, on_lost=lambda: None, given_up=self.given_up
         )
         write = database.write
 
@@ -85,10 +86,29 @@ def chosen(chance: random.Random) -> Iterator[tuple[str, object]]:
 
 @pytest.mark.parametrize("seed", seeds())
 def test_a_cursor_on_objects_is_a_set_of_positions(seed: int, tmp_path: Path) -> None:
+    play(seed, FolderObjects(tmp_path / "place"), tmp_path)
+
+
+@pytest.fixture(scope="module", params=REAL_SERVERS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    server: RealServer = request.param(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_so_it_is_on_real_servers(seed: int, server: RealServer, tmp_path: Path) -> None:
+    objects = S3Objects(server.config(f"contract/{seed}"), lambda _: False)
+    play(seed, objects, tmp_path)
+    objects.close()
+
+
+def play(seed: int, objects: ObjectStore, folder: Path) -> None:
+    """Take steps that a seed chooses, and check after each of them."""
     chance = random.Random(seed)
 
     async def scenario() -> None:
-        world = ShippedWorld(tmp_path, chance)
+        world = ShippedWorld(objects, folder, chance)
         await world.open()
         for name, argument in [("append", 20), *chosen(chance), ("trim", None), ("flush", None), ("power cut", None)]:
             if name == "checkpoint":

@@ -138,7 +138,8 @@ def durable(lines: list[str]) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("durable") and line.endswith("\n")]
 
 
-def test_kills_in_each_step_lose_nothing(tmp_path: Path) -> None:
+def test_kills_in_each_step_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("managed_ledger.objects.shipped_database.HAND_OVER_BYTES", 0)
     place, heard = tmp_path / "place", list[int]()
     for at, step in enumerate(STEPS):
         # Every other one on a warm cache.

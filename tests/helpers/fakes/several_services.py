@@ -37,6 +37,12 @@ class FixedOwners:
     def owner_of(self, bundle: BundleRange) -> ServiceInfo | None:
         return next((one for one in self.known if bundle in one.bundles), None)
 
+    def is_moving(self, bundle: BundleRange) -> bool:
+        return False
+
+    async def moved(self, bundle: BundleRange) -> None:
+        pass
+
     def is_own(self, bundle: BundleRange) -> bool:
         return bundle in self.known[self._number].bundles
 
@@ -62,6 +68,9 @@ class FixedOwners:
 
     async def transfer(self, bundle: BundleRange, to: str | None = None) -> None:
         raise OwnershipError("Nothing moves in this test")
+
+    def begin_to_leave(self) -> None:
+        pass
 
     async def close(self) -> None:
         assert self._keeper is not None

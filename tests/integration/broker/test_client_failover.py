@@ -20,6 +20,7 @@ import pulsar
 import pytest
 
 from postdate.demo.process import PostdateProcess, wait_until
+from tests.helpers.services import foreign_clients
 from tests.helpers.services.prefix_services import (
     LEASE_S,
     cluster_of,
@@ -31,7 +32,13 @@ from tests.helpers.services.prefix_services import (
 from tests.helpers.services.programs.clients import nothing_comes
 from tests.helpers.services.quiet_client import QUIET
 from tests.helpers.services.steady_load import SteadyLoad
-from tests.helpers.storages.s3_servers import BUCKET, SECRET_ACCESS_KEY, VersityServer
+from tests.helpers.storages.s3_servers import (
+    BUCKET,
+    SECRET_ACCESS_KEY,
+    MinioServer,
+    RealServer,
+    VersityServer,
+)
 
 pytestmark = pytest.mark.s3_server
 
@@ -41,14 +48,15 @@ PREFIX = "cluster/one"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[VersityServer]:
-    server = VersityServer(tmp_path / "s3")
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RealServer]:
+    """The object storage: versitygw, where a test does not choose."""
+    server: RealServer = getattr(request, "param", VersityServer)(tmp_path / "s3")
     yield server
     server.stop()
 
 
 @pytest.fixture
-def new_service(server: VersityServer, tmp_path: Path) -> Iterator[Callable[[str], PostdateProcess]]:
+def new_service(server: RealServer, tmp_path: Path) -> Iterator[Callable[[str], PostdateProcess]]:
     """Makes a service of the prefix, which is not started."""
     made: list[PostdateProcess] = []
 
@@ -111,6 +119,15 @@ def command(service: PostdateProcess, *words: str) -> subprocess.CompletedProces
     )
 
 
+def delivered_by(service: PostdateProcess, topic: str) -> int:
+    """How many messages of a topic a service has delivered since it has opened it."""
+    try:
+        stats = json.loads(service.read(f"/admin/v2/{topic.replace('://', '/')}/stats"))
+    except urllib.error.HTTPError:
+        return 0
+    return sum(one["msgOutCounter"] for one in stats["subscriptions"].values())
+
+
 def figure(what: str, since_s: float) -> None:
     sys.stdout.write(f"{what}: {time.monotonic() - since_s:.2f} s\n")
 
@@ -126,6 +143,7 @@ def send_afresh(service: PostdateProcess, topics: list[str]) -> None:
             client.create_producer(topic, send_timeout_millis=0).send(b"again", properties={"fresh": "1"})
 
 
+@pytest.mark.parametrize("server", [VersityServer, MinioServer], indirect=True)
 def test_the_other_takes_over_from_a_killed_one(services: list[PostdateProcess]) -> None:
     """Under load on all bundles, with delayed messages: nothing is lost, keys stay in order, the client goes on."""
     killed, other = services
@@ -152,6 +170,27 @@ def test_the_other_takes_over_from_a_killed_one(services: list[PostdateProcess])
         load.end()
         load.check(at_s, time.monotonic())
     assert health_of(other)["status"] == "ok"
+
+
+@pytest.mark.exhaustive
+def test_the_go_and_the_java_client_go_on_when_the_owner_is_killed(
+    services: list[PostdateProcess], language: str
+) -> None:
+    killed, other = services
+    bundles = opened_at(killed)
+    hosts = ",".join(one.url.removeprefix("pulsar://") for one in services)
+    running = foreign_clients.Running(
+        language, "steady", url=f"pulsar://{hosts}", topic=TOPICS[bundles[0]], holdMs=8_000
+    )
+    wait_until(lambda: delivered_by(killed, TOPICS[bundles[0]]) > 20, timeout_s=TIMEOUT_S)
+    killed.kill()
+    at_s = time.monotonic()
+    wait_until(lambda: delivered_by(other, TOPICS[bundles[0]]) > 20, timeout_s=TIMEOUT_S)
+    figure(f"killed: the {language} client goes on", at_s)
+
+    outcome = running.outcome()
+
+    assert outcome == {"error": "", "sent": outcome["sent"], "received": outcome["sent"], "early": 0}
 
 
 def test_one_that_hung_beyond_its_lease_neither_acknowledges_nor_delivers(services: list[PostdateProcess]) -> None:
@@ -252,7 +291,7 @@ def test_bundles_are_moved_by_commands(services: list[PostdateProcess]) -> None:
 
 @pytest.mark.parametrize("away_s", [LEASE_S / 2, 3.0 * LEASE_S])
 def test_a_storage_that_is_gone_and_comes_back_loses_nothing(
-    away_s: float, services: list[PostdateProcess], server: VersityServer
+    away_s: float, services: list[PostdateProcess], server: RealServer
 ) -> None:
     with client_of(*services) as client:
         load = SteadyLoad(client, TOPICS.values())
@@ -274,7 +313,7 @@ def test_a_storage_that_is_gone_and_comes_back_loses_nothing(
     assert {bundle for one in cluster_of(services[0])["services"] for bundle in one["bundles"]} == {*TOPICS}
 
 
-def test_a_stop_while_the_storage_is_away_ends(services: list[PostdateProcess], server: VersityServer) -> None:
+def test_a_stop_while_the_storage_is_away_ends(services: list[PostdateProcess], server: RealServer) -> None:
     stopped, other = services
     topics = [TOPICS[one] for one in opened_at(stopped)]
     with client_of(*services) as client:
@@ -306,7 +345,7 @@ WRONG = {
 }
 
 
-def test_a_storage_that_cannot_be_used_is_said_at_the_start(server: VersityServer, tmp_path: Path) -> None:
+def test_a_storage_that_cannot_be_used_is_said_at_the_start(server: RealServer, tmp_path: Path) -> None:
     service = PostdateProcess(tmp_path / "one", prefix_settings(server, PREFIX, tmp_path / "cache"))
     service.start(timeout_s=TIMEOUT_S)
     service.stop()

@@ -41,4 +41,6 @@ def next_step(bundle: BundleRange, own: Member, others: Collection[Member], plan
         return None
     if not any(bundle in one.held for one in others):
         return Step.OPEN
-    return None if bundle in own.ready else Step.WARM
+    # One that is leaving closes it at once: by the time that it is warm, nobody would have had it for as long.
+    is_closing = any(bundle in one.held and one.is_leaving for one in others)
+    return None if bundle in own.ready or is_closing else Step.WARM

@@ -9,10 +9,13 @@ compared.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from managed_ledger.bundles import BundleRange
 from postdate.broker.ownership.owners import Addresses
+
+_DOUBT_SHARE: Final = 0.4
+"""Of a lease, in which there are two renewals."""
 
 
 class Member(NamedTuple):
@@ -101,6 +104,11 @@ class Membership:
         return {
             member_id: seen.member for member_id, seen in self._seen.items() if self._silence_s(seen) < self._lease_s
         }
+
+    def is_in_doubt(self, member_id: str) -> bool:
+        """Whether a member has missed a renewal, and may be dead."""
+        seen = self._seen.get(member_id)
+        return seen is not None and self._silence_s(seen) >= _DOUBT_SHARE * self._lease_s
 
     def dead(self, leases: float = 1) -> dict[str, Member]:
         """Those that have been silent for so many leases."""

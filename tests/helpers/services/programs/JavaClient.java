@@ -2,6 +2,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.EnumSet;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -85,6 +86,10 @@ public final class JavaClient {
         }
         if (asked.task.equals("roundtrip")) {
             roundtrip(client);
+            return;
+        }
+        if (asked.task.equals("steady")) {
+            steady(client);
             return;
         }
         if (asked.task.equals("refused")) {
@@ -183,6 +188,43 @@ public final class JavaClient {
                 producer.send(new byte[] {'x'});
                 sent++;
             }
+        }
+    }
+
+    private void steady(PulsarClient client) throws Exception {
+        int keys = 5;
+        try (Consumer<byte[]> consumer = client.newConsumer(Schema.BYTES).topic(asked.topic).subscriptionName("steady")
+                        .subscriptionType(SubscriptionType.Key_Shared).subscribe();
+                Producer<byte[]> producer = client.newProducer(Schema.BYTES).topic(asked.topic)
+                        .sendTimeout(0, TimeUnit.SECONDS).enableBatching(false).create()) {
+            CompletableFuture<Integer> sending = CompletableFuture.supplyAsync(() -> {
+                long end = System.currentTimeMillis() + asked.holdMs;
+                int number = 0;
+                try {
+                    for (; System.currentTimeMillis() < end; number++) {
+                        producer.newMessage().key("" + number % keys).value(("" + number).getBytes()).send();
+                    }
+                } catch (PulsarClientException failure) {
+                    throw new CompletionException(failure);
+                }
+                return number;
+            });
+            Set<Integer> seen = new HashSet<>();
+            int[] last = new int[keys];
+            while (!sending.isDone() || seen.size() < sending.join()) {
+                Message<byte[]> message = consumer.receive(500, TimeUnit.MILLISECONDS);
+                if (message == null) {
+                    continue;
+                }
+                int number = Integer.parseInt(new String(message.getValue()));
+                if (seen.add(number)) {
+                    early += number < last[number % keys] ? 1 : 0;
+                    last[number % keys] = Math.max(number, last[number % keys]);
+                }
+                consumer.acknowledge(message);
+            }
+            sent = sending.join();
+            received = seen.size();
         }
     }
 

@@ -5,7 +5,8 @@
 // Tasks: "roundtrip" sends count messages delayed by delayMs and receives them; "produce" and "subscribe" only try to;
 // "hold" sends a message every 50 ms for holdMs through one producer; "refused" sends count messages, one delayed by
 // delayMs and count more without waiting for receipts, and then count one after the other; sent is how many have
-// receipts. The token is read anew whenever it is asked for.
+// receipts; "steady" sends numbers with five keys for holdMs, one after the other and without giving up, and receives them
+// by Key_Shared until all are there: received counts each once, and early those behind a later one of their key. The token is read anew whenever it is asked for.
 // JavaClient.java is the same program on the Java client.
 package main
 
@@ -34,6 +35,8 @@ type task struct {
 	DelayMs        int64
 	HoldMs         int64
 }
+
+const keys = 5
 
 type outcome struct {
 	Error    string `json:"error"`
@@ -68,6 +71,9 @@ func run(asked task, found *outcome) error {
 	}
 	if asked.Task == "roundtrip" {
 		return roundtrip(client, asked, found)
+	}
+	if asked.Task == "steady" {
+		return steady(client, asked, found)
 	}
 	if asked.Task == "refused" {
 		return refused(client, asked, found)
@@ -196,6 +202,67 @@ func roundtrip(client pulsar.Client, asked task, found *outcome) error {
 		found.Received++
 		if err := consumer.Ack(message); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+func steady(client pulsar.Client, asked task, found *outcome) error {
+	consumer, err := client.Subscribe(pulsar.ConsumerOptions{
+		Topic: asked.Topic, SubscriptionName: "steady", Type: pulsar.KeyShared,
+	})
+	if err != nil {
+		return err
+	}
+	defer consumer.Close()
+	producer, err := client.CreateProducer(pulsar.ProducerOptions{
+		Topic: asked.Topic, SendTimeout: -1, DisableBatching: true,
+	})
+	if err != nil {
+		return err
+	}
+	defer producer.Close()
+	sending := make(chan error, 1)
+	go func() {
+		end := time.Now().Add(time.Duration(asked.HoldMs) * time.Millisecond)
+		for time.Now().Before(end) {
+			message := pulsar.ProducerMessage{Payload: []byte(fmt.Sprint(found.Sent)), Key: fmt.Sprint(found.Sent % keys)}
+			if _, err := producer.Send(context.Background(), &message); err != nil {
+				sending <- err
+				return
+			}
+			found.Sent++
+		}
+		sending <- nil
+	}()
+	seen, last := map[int]bool{}, [keys]int{}
+	isSent := false
+	for !isSent || found.Received < found.Sent {
+		patience, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+		message, err := consumer.Receive(patience)
+		cancel()
+		if err == nil {
+			var number int
+			fmt.Sscan(string(message.Payload()), &number)
+			if !seen[number] {
+				seen[number] = true
+				found.Received++
+				if number < last[number%keys] {
+					found.Early++
+				}
+				last[number%keys] = max(number, last[number%keys])
+			}
+			if err := consumer.Ack(message); err != nil {
+				return err
+			}
+		}
+		select {
+		case err := <-sending:
+			if err != nil {
+				return err
+			}
+			isSent = true
+		default:
 		}
 	}
 	return nil
