@@ -203,6 +203,12 @@ class LeaseOwners:
         found = [f"{self._members}: members cannot be {what}: {text}" for what, text in self._troubles.items()]
         if self._former and not self._is_settled:
             found.append("the lease of this service is over: its bundles are closed until the storage answers")
+        # One of before that has not stopped in order is silent, and gone with its lease.
+        if any(one.name == self._name and not self._seen.is_in_doubt(one.id) for one in self._others()):
+            found.append(
+                f"another service has the name {self._name} too, and clients are sent to either: give each an "
+                "advertisedAddress of its own"
+            )
         for bundle, text in self._unopened.items():
             if self.owner_of(bundle) is None:
                 found.append(f"bundle {bundle} cannot be opened: {text}")

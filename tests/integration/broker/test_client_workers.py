@@ -140,12 +140,12 @@ def test_the_end_of_a_worker_is_no_event_for_the_others(service: PostdateProcess
     """Under load: what had a receipt on the killed one comes, and the other's clients see no gap and nothing twice."""
     lost, other = (_Stream(client, _topics_of(worker)[0]) for worker in range(WORKERS))
     pids = [pid_of(service, worker) for worker in range(WORKERS)]
-    wait_until(lambda: min(lost.sent, other.sent) > 100, timeout_s=30)
+    wait_until(lambda: min(lost.sent, other.sent) > 100, timeout_s=60)
     # The spare is there.
-    wait_until(lambda: len(_all_pids(service)) > WORKERS, timeout_s=30)
+    wait_until(lambda: len(_all_pids(service)) > WORKERS, timeout_s=60)
     os.kill(pids[0], signal.SIGKILL)
     sent = lost.sent
-    wait_until(lambda: lost.sent > sent + 100, timeout_s=30)
+    wait_until(lambda: lost.sent > sent + 100, timeout_s=60)
     lost.end()
     other.end()
 
@@ -153,7 +153,7 @@ def test_the_end_of_a_worker_is_no_event_for_the_others(service: PostdateProcess
     assert other.received == [*range(other.sent)]
     assert other.redelivered == 0
     assert other.gap_s < GAP_S_MAX
-    wait_until(lambda: _health(service)["status"] == "ok", timeout_s=30)
+    wait_until(lambda: _health(service)["status"] == "ok", timeout_s=60)
     assert pid_of(service, 0) != pids[0]
     assert pid_of(service, 1) == pids[1]
 
@@ -171,7 +171,7 @@ def test_the_workers_of_a_killed_service_hold_nothing(service: PostdateProcess) 
     """They end with it, so that the next one opens the bundles."""
     pids = _all_pids(service)
     service.kill()
-    wait_until(lambda: not any(map(_runs, pids)), timeout_s=20)
+    wait_until(lambda: not any(map(_runs, pids)), timeout_s=60)
 
     service.start(timeout_s=120)
     assert _health(service)["status"] == "ok"

@@ -94,4 +94,4 @@ def test_requests_wait_for_a_worker_that_is_started_again(service: PostdateProce
     assert (status, json.loads(found).get("delayed")) == (200, 2), found
     status, found = ask(service, "/postdate/v1/topics")
     assert (status, json.loads(found).get("total")) == (200, 2), found
-    wait_until(lambda: ask(service, "/health")[0] == 200, timeout_s=30)
+    wait_until(lambda: ask(service, "/health")[0] == 200, timeout_s=60)

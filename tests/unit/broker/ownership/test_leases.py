@@ -185,6 +185,22 @@ def test_a_lapse_ends_a_hand_over_that_waits_for_the_storage() -> None:
     run_members(scenario)
 
 
+def test_two_services_of_one_name_say_so() -> None:
+    async def scenario() -> None:
+        world = MemberWorld()
+        await world.start("a")
+        first = world.services["a"]
+        assert not first.problems()
+
+        await world.prepare("a")
+        await asyncio.sleep(5)
+
+        for one in (first, world.services["a"]):
+            assert any("the name a too" in problem for problem in one.problems())
+
+    run_members(scenario)
+
+
 def test_a_start_waits_for_a_storage_that_is_slow_at_first() -> None:
     async def scenario() -> None:
         world = MemberWorld()

@@ -145,7 +145,7 @@ async def test_one_that_fails_at_the_start_leaves_the_others_to_serve() -> None:
     assert len(workers.started[1]) == 2
     assert workers.supervisor.unready is None
     assert workers.supervisor.problems == ["worker 1 is starting again, as it ended with exit code 2; the log says why"]
-    await asyncio.wait_for(workers.supervisor.stop(10), 1)
+    await asyncio.wait_for(workers.supervisor.stop(10), 8)
 
 
 @pytest.mark.parametrize("error", [BlockingIOError("Resource temporarily unavailable"), RuntimeError("whatever")])

@@ -167,7 +167,7 @@ async def test_a_worker_without_a_sign_of_life_is_killed(config: BrokerConfig, p
     worker = await _programs(_order(config, ports, watchdog_s=0.3), _SERVES.format(lasts=60)).start(1)
     assert await worker.wait_ready()
 
-    assert await asyncio.wait_for(worker.wait(), 10) == -signal.SIGKILL
+    assert await asyncio.wait_for(worker.wait(), 60) == -signal.SIGKILL
 
 
 @on_a_loop
@@ -175,7 +175,7 @@ async def test_a_line_without_an_end_does_not_end_the_watch(config: BrokerConfig
     program = "print('x' * 200_000, flush=True); " + _SERVES.format(lasts=60)
     worker = await _programs(_order(config, ports), program).start(1)
 
-    assert await asyncio.wait_for(worker.wait_ready(), 10)
+    assert await asyncio.wait_for(worker.wait_ready(), 60)
     worker.kill()
     assert await worker.wait() == -signal.SIGKILL
 
