@@ -9,6 +9,7 @@ from typing import Final
 NAMES: Final = (
     "service",
     "workers",
+    "objects",
     "failover",
     "tracker",
     "tracker_memory",

@@ -68,12 +68,12 @@ class Column:
     scenarios: tuple[str, ...]
 
 
-_STRICT: Final = {"isDelayedDeliveryDeliverAtTimeStrict": "true"}
+STRICT: Final = {"isDelayedDeliveryDeliverAtTimeStrict": "true"}
 _LOOSE: Final = {"isDelayedDeliveryDeliverAtTimeStrict": "false", "delayedDeliveryTickTimeMillis": "100"}
 """Pulsar's default: up to a tick early."""
 
 # So that a real Pulsar can seal: by default its ledgers are not rolled over within a benchmark's time.
-_PULSAR: Final = {
+PULSAR_SETTINGS: Final = {
     "managedLedgerMaxEntriesPerLedger": "50000",
     "managedLedgerMinLedgerRolloverTimeMinutes": "0",
 }
@@ -211,18 +211,18 @@ def columns_for(options: argparse.Namespace) -> list[Column]:
     """Return the services that the command line asks for."""
     wanted = tuple(name for name in SCENARIOS if name in (options.only or SCENARIOS))
     of_tick = tuple(name for name in wanted if name in DEPENDS_ON_TICK)
-    postdate = Column(name="Postdate", make=PostdateProcess, settings=_STRICT, scenarios=wanted)
+    postdate = Column(name="Postdate", make=PostdateProcess, settings=STRICT, scenarios=wanted)
     loose = Column(name="Postdate, not strict, tick 100 ms", make=PostdateProcess, settings=_LOOSE, scenarios=of_tick)
     if options.peer == "none":
         return [postdate, loose]
     # The first two are compared.
-    columns = [postdate, _pulsar(100, _STRICT, wanted), loose, _pulsar(100, _LOOSE, of_tick)]
-    return columns + ([_pulsar(1_000, _STRICT, of_tick)] if options.default_tick else [])
+    columns = [postdate, _pulsar(100, STRICT, wanted), loose, _pulsar(100, _LOOSE, of_tick)]
+    return columns + ([_pulsar(1_000, STRICT, of_tick)] if options.default_tick else [])
 
 
 def _pulsar(tick_ms: int, strictness: dict[str, str], scenarios: tuple[str, ...]) -> Column:
     name = f"Pulsar {PULSAR_VERSION}, {'not strict, ' if strictness is _LOOSE else ''}tick {tick_ms:,} ms"
-    settings = _PULSAR | strictness | {"delayedDeliveryTickTimeMillis": str(tick_ms)}
+    settings = PULSAR_SETTINGS | strictness | {"delayedDeliveryTickTimeMillis": str(tick_ms)}
     return Column(name=name, make=RealPulsar, settings=settings, scenarios=scenarios)
 
 

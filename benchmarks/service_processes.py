@@ -191,11 +191,11 @@ def process_s(pid: int) -> float:
     return own_s + sum(map(process_s, child_pids(pid)))
 
 
-def resident_mib(pid: int) -> float:
-    """Return the resident memory of a process and of those that it has started, in MiB."""
+def resident_mib(pid: int, field: str = "VmRSS") -> float:
+    """Return the resident memory of a process and of those that it has started, in MiB; VmHWM is the most so far."""
     status = Path(f"/proc/{pid}/status").read_text()
-    own_mib = int(status.split("VmRSS:")[1].split()[0]) * 1024 / _MEBIBYTE
-    return own_mib + sum(map(resident_mib, child_pids(pid)))
+    own_mib = int(status.split(f"{field}:")[1].split()[0]) * 1024 / _MEBIBYTE
+    return own_mib + sum(resident_mib(child, field) for child in child_pids(pid))
 
 
 def child_pids(pid: int) -> list[int]:

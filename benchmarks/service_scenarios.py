@@ -29,12 +29,12 @@ _LEAD_MESSAGES_PER_S: Final = 8_000
 
 _LEAD_ATTEMPTS: Final = 3
 
-_ALREADY_DUE: Final = 100
+ALREADY_DUE: Final = 100
 """How many messages fall due while the service is dead."""
 
 _ALREADY_DUE_LEAD_MS: Final = 2_000
 _SETTLE_TIMEOUT_S: Final = 180.0
-_QUIET_S: Final = 10.0
+QUIET_S: Final = 10.0
 """How long after a recovery the memory is looked at; a real Pulsar still reads then."""
 
 
@@ -175,7 +175,7 @@ def produce(stage: Stage) -> dict[str, float]:
     for name, lead_ms in (("produce_per_s", None), ("produce_delayed_per_s", HOUR_MS)):
         topic = stage.new_topic()
         stage.subscribe(topic)
-        figures[name] = _produce(stage.producer(topic, stage.messages, lead_ms=lead_ms), stage.messages)["per_s"]
+        figures[name] = run_producer(stage.producer(topic, stage.messages, lead_ms=lead_ms), stage.messages)["per_s"]
         stage.unsubscribe(topic)
     return figures
 
@@ -184,7 +184,7 @@ def consume(stage: Stage) -> dict[str, float]:
     """Measure how fast one consumer gets and acknowledges what has been waiting for it."""
     topic = stage.new_topic()
     stage.subscribe(topic)
-    _produce(stage.producer(topic, stage.messages), stage.messages)
+    run_producer(stage.producer(topic, stage.messages), stage.messages)
     arrived = _check_arrivals(stage.consumer(topic, stage.messages, unsubscribes=True).run(), stage.messages)
     return {"consume_per_s": arrived["per_s"]}
 
@@ -196,7 +196,7 @@ def produce_and_consume(stage: Stage, *, messages: int | None = None) -> dict[st
     consumer = stage.consumer(topic, count, unsubscribes=True)
     producer = stage.producer(topic, count)
     consumer.go()
-    produced = _produce(producer, count)
+    produced = run_producer(producer, count)
     arrived = _check_arrivals(consumer.finish(), count)
     out_s = (arrived["last_ns"] - produced["begun_ns"]) / 1e9
     return {"both_in_per_s": produced["per_s"], "both_out_per_s": count / out_s}
@@ -224,25 +224,54 @@ def instant(stage: Stage) -> dict[str, float]:
     }
 
 
-def recovery(stage: Stage) -> dict[str, float]:
-    """Kill the service with many messages delayed and measure until it delivers what fell due meanwhile."""
-    service, topic = stage.service, stage.new_topic()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KilledService:
+    """A service that was killed while messages were delayed.
+
+    Attributes:
+        at_ns: When.
+        first_due_ms: When the first of those is due that fall due soon.
+        before_mib: Its resident memory just before, in MiB.
+        peak_mib: The most that it ever had.
+    """
+
+    at_ns: int
+    first_due_ms: int
+    before_mib: float
+    peak_mib: float
+
+
+def kill_with_delayed(stage: Stage, topic: str) -> KilledService:
+    """Delay as many messages as the stage says, let `ALREADY_DUE` more be due soon, and kill the service.
+
+    Raises:
+        LoadError: Something was not stored, or the kill came too late.
+    """
+    service = stage.service
     with stage.idle_consumer(topic):
         # Nothing of these may fall due before the end.
         lead_ms = 600_000 + _lead_ms(stage.delayed)
         producer = stage.producer(topic, stage.delayed, lead_ms=lead_ms, spread_ms=HOUR_MS, is_shuffled=True)
-        _produce(producer, stage.delayed, tell=stage.tell)
+        run_producer(producer, stage.delayed, tell=stage.tell)
         _wait_until_tracked(stage, topic)
-        before_mib = resident_mib(service.pid)
-        due_soon = stage.producer(topic, _ALREADY_DUE, lead_ms=_ALREADY_DUE_LEAD_MS)
-        first_deliver_at_ms = _produce(due_soon, _ALREADY_DUE)["first_deliver_at_ms"]
+        before_mib, peak_mib = resident_mib(service.pid), resident_mib(service.pid, "VmHWM")
+        due_soon = stage.producer(topic, ALREADY_DUE, lead_ms=_ALREADY_DUE_LEAD_MS)
+        first_due_ms = int(run_producer(due_soon, ALREADY_DUE)["first_deliver_at_ms"])
         service.kill()
-        if time.time_ns() // 1_000_000 >= first_deliver_at_ms:
+        at_ns = time.time_ns()
+        if at_ns // 1_000_000 >= first_due_ms:
             service.start()
             raise LoadError("the kill came after the first message was due")
     stage.close()
-    consumer = stage.consumer(topic, _ALREADY_DUE, connects=False)
-    time.sleep(max(0.0, first_deliver_at_ms / 1e3 + 0.5 - time.time_ns() / 1e9))
+    return KilledService(at_ns=at_ns, first_due_ms=first_due_ms, before_mib=before_mib, peak_mib=peak_mib)
+
+
+def recovery(stage: Stage) -> dict[str, float]:
+    """Kill the service with many messages delayed and measure until it delivers what fell due meanwhile."""
+    service, topic = stage.service, stage.new_topic()
+    killed = kill_with_delayed(stage, topic)
+    consumer = stage.consumer(topic, ALREADY_DUE, connects=False)
+    time.sleep(max(0.0, killed.first_due_ms / 1e3 + 0.5 - time.time_ns() / 1e9))
 
     begun_ns = time.time_ns()
     service.start(wait=False)
@@ -251,14 +280,15 @@ def recovery(stage: Stage) -> dict[str, float]:
     consumer.go()
     subscribed_ns = consumer.wait_for("ready")["at_ns"]
     arrived = consumer.run()
-    time.sleep(_QUIET_S)
+    time.sleep(QUIET_S)
     return {
         "recovery_port_s": (port_ns - begun_ns) / 1e9,
         "recovery_subscribed_s": (subscribed_ns - begun_ns) / 1e9,
         "recovery_first_s": (arrived["first_ns"] - begun_ns) / 1e9,
         "recovery_all_due_s": (arrived["last_ns"] - begun_ns) / 1e9,
-        "recovery_before_mib": before_mib,
+        "recovery_before_mib": killed.before_mib,
         "recovery_after_mib": resident_mib(service.pid),
+        "recovery_peak_mib": killed.peak_mib,
     }
 
 
@@ -283,7 +313,7 @@ def _due(stage: Stage, *, messages: int, spread_ms: int) -> dict[str, float]:
         consumer = stage.consumer(topic, messages, unsubscribes=True)
         producer = stage.producer(topic, messages, lead_ms=lead_ms, spread_ms=spread_ms)
         consumer.go()
-        produced = _produce(producer, messages)
+        produced = run_producer(producer, messages)
         arrived = _check_arrivals(consumer.finish(), messages)
         if produced["ended_ns"] / 1e6 < produced["first_deliver_at_ms"]:
             return arrived
@@ -296,7 +326,8 @@ def _lead_ms(messages: int) -> int:
     return _LEAD_MS + messages * 1_000 // _LEAD_MESSAGES_PER_S
 
 
-def _produce(program: LoadProcess, messages: int, *, tell: Callable[[str], None] | None = None) -> dict[str, float]:
+def run_producer(program: LoadProcess, messages: int, *, tell: Callable[[str], None] | None = None) -> dict[str, float]:
+    """Let a producer send all, and return its result; `LoadError` if one was not confirmed."""
     on_progress = None if tell is None else lambda sent: tell(f"{sent:,} of {messages:,} sent")
     produced = program.run(on_progress=on_progress)
     if produced["confirmed"] != messages:

@@ -17,8 +17,8 @@ Figures of November 2026, 2 cores (Intel Xeon, 2.5 GHz) with nothing beside; mil
 
 Runs differ by a third. One worker is nearly as fast as two, since the driver, which stores the buckets, has the other
 core. It is what two cores wait for: 13 to 18 ms a bucket. `results/spark.md` has more. On S3 the tasks store: a run
-there tells the clock's seconds, and the processor time of the workers, the driver, Java, and versitygw, which has the
-same cores.
+there tells the clock's seconds, and the processor time of the workers, the driver, Java, and versitygw. Spark and its
+driver have as many cores of the machine as the master says; versitygw has all.
 """
 
 import argparse
@@ -66,6 +66,7 @@ PER_LEDGER = 50_000
 PER_BLOCK = 1_000
 TOPICS = 4
 RULES = RebuildRules(now_ms=NOW_MS)
+_CORES = os.sched_getaffinity(0)
 
 
 def write_log(folder: Path, messages: int) -> None:
@@ -187,37 +188,58 @@ def on_s3(log: Path, folder: Path, messages: int, runs: int) -> Iterator[dict[st
     place = f"?endpoint={server.endpoint}&region=us-east-1&path_style=true"
     try:
         for _ in range(runs):
-            for master in ("local[1]", "local[2]"):
+            for cores in (1, 2):
+                master = f"local[{cores}]"
                 spark = any_session(master)
                 index = f"s3://{BUCKET}/{uuid4().hex}{place}"
                 data = _fresh(log, folder / "data")
                 warm_up(spark, ["snapshot_storage.s3.snapshots"])
+                _pin(cores)
                 before = _processor_seconds()
                 seconds = _rebuilt(data, spark, index)
                 used = {name: round(value - before.get(name, 0), 2) for name, value in _processor_seconds().items()}
                 yield _report(f"S3, {master}", messages, seconds) | {"processor_seconds": used}
                 print(" " * 31 + "processor seconds: " + ", ".join(f"{k} {v:.2f}" for k, v in used.items()), flush=True)
                 spark.stop()
+                _pin(len(_CORES))
     finally:
         server.stop()
 
 
+def _pin(cores: int) -> None:
+    """Let Spark with its driver have some of the cores alone; the server has all."""
+    given = sorted(_CORES)[:cores]
+    for pid, (kind, _) in _descendants().items():
+        if kind != "versitygw":
+            for thread in Path(f"/proc/{pid}/task").glob("*"):
+                with suppress(OSError):
+                    os.sched_setaffinity(int(thread.name), given)
+
+
 def _processor_seconds() -> dict[str, float]:
     """What this process and its descendants have used so far, by what they are."""
+    used: dict[str, float] = {}
+    for kind, fields in _descendants().values():
+        used[kind] = used.get(kind, 0) + sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return used
+
+
+def _descendants() -> dict[int, tuple[str, list[str]]]:
+    """This process and its descendants: what each is, and its figures in /proc."""
     stats = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             head, _, tail = path.read_text().rpartition(")")
             stats[int(path.parent.name)] = (head.partition("(")[2], tail.split())
-    used: dict[str, float] = {}
+    found = {}
     for pid, (name, fields) in stats.items():
         ancestor = pid
         while ancestor in stats and ancestor != os.getpid():
             ancestor = int(stats[ancestor][1][1])
         if ancestor == os.getpid():
             kind = "driver" if pid == ancestor else name if name in ("java", "versitygw") else "workers"
-            used[kind] = used.get(kind, 0) + sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
-    return used
+            found[pid] = (kind, fields)
+    return found
 
 
 @contextmanager

@@ -57,25 +57,34 @@ def delay(service: PostdateProcess, topics: list[str], messages: int) -> None:
         consumer = LoadProcess(ConsumeOrder(url=service.url, topic=topic), log).connect()
         order = ProduceOrder(url=service.url, topic=topic, messages=messages, lead_ms=_HOUR_MS, spread_ms=_HOUR_MS)
         LoadProcess(order, log).connect().run()
+        # One line lets it begin, and one lets it end.
+        consumer.go()
         consumer.run()
 
 
-def back_after_s(service: PostdateProcess, topics: list[str]) -> float:
-    """Kill the first worker; returns when the last of its bundles has taken and delivered a message."""
+def back_after_s(service: PostdateProcess, topics: list[str]) -> tuple[float, float]:
+    """Kill the first worker; returns when it is ready, and when the last of its bundles has delivered a message."""
     client = pulsar.Client(service.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     pairs = []
     for topic in topics:
         consumer = client.subscribe(topic, "again", consumer_type=pulsar.ConsumerType.Shared)
         pairs.append((client.create_producer(topic), consumer))
-    os.kill(pid_of(service, 0), signal.SIGKILL)
+    killed_pid = pid_of(service, 0)
+    os.kill(killed_pid, signal.SIGKILL)
     begun_s = time.monotonic()
     for producer, _ in pairs:
         producer.send_async(b"back", lambda _result, _id: None)
+    wait_until(lambda: pid_of(service, 0) != killed_pid, timeout_s=60)
+    ready_s = time.monotonic() - begun_s
     for _, consumer in pairs:
         consumer.acknowledge(consumer.receive(60_000))
     took_s = time.monotonic() - begun_s
     client.close()
-    return took_s
+    return ready_s, took_s
+
+
+def _print_load(console: Console) -> None:
+    console.print(f"  load average of the machine: {os.getloadavg()[0]:.1f}")
 
 
 def main(arguments: list[str]) -> int:
@@ -102,6 +111,7 @@ def main(arguments: list[str]) -> int:
             rates[workers] = max(found)
             by_processor, by_clock = rates[workers]
             console.print(f"{workers} workers: {by_processor:,.0f} a processor second, {by_clock:,.0f} a second")
+            _print_load(console)
         console.print(f"share of one process: {rates[asked.workers][0] / rates[1][0]:.2f} (bound: 0.85)")
         service = _service(Path(folder) / "killed", asked.workers, asked.bundles)
         service.start(timeout_s=120)
@@ -112,7 +122,9 @@ def main(arguments: list[str]) -> int:
                 # The spare is there: workers, and one more.
                 wait_until(lambda: len(child_pids(service.pid)) > asked.workers, timeout_s=60)
                 time.sleep(10)
-                console.print(f"killed, back after {back_after_s(service, own):.2f} s (bound: 2)")
+                ready_s, took_s = back_after_s(service, own)
+                console.print(f"killed, ready after {ready_s:.2f} s, at its clients after {took_s:.2f} s (bound: 2)")
+                _print_load(console)
         finally:
             service.stop()
     return 0

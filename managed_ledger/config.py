@@ -74,7 +74,6 @@ class ManagedLedgerConfig:
             ("ack_flush_interval_ms", 0),
             ("synced_interval_ms", 0),
             ("round_participants_max", 1),
-            ("synced_interval_ms", 0),
             ("compact_bytes_min", 1),
         ):
             value = getattr(self, name)

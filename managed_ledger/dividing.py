@@ -22,6 +22,7 @@ from managed_ledger.bundle_settings import (
     BUNDLES,
     LEDGERS,
     SETTINGS,
+    SNAPSHOTS,
     bundle_folder,
     bundle_folders,
     encode_settings,
@@ -45,8 +46,6 @@ NEW: Final = f"{BUNDLES}.new"
 """The bundles that are being made."""
 OLD: Final = f"{BUNDLES}.old"
 """The bundles, or the one, of before."""
-SNAPSHOTS: Final = "snapshots"
-"""The index of a bundle, in its folder."""
 _BUFFERS_BYTES: Final = 64 * 2**20
 """Memory for the write buffers of all bundles together."""
 _BUFFER_BYTES_MIN: Final = 2**20

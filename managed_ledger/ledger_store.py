@@ -220,6 +220,10 @@ class LedgerStore:
         self._check_open()
         return await self.committer.run(self._database.checkpoint)
 
+    def hurry(self) -> None:
+        """Make no pauses between writes from now on: the topics close, and then the log."""
+        self.committer.hurry()
+
     @completed
     async def close(self) -> None:
         """Flush acknowledgements, wait for commits, and release the folder."""
@@ -304,16 +308,10 @@ class LedgerStore:
 
     async def _create(self, name: str) -> ManagedLedger:
         owner_id = self.new_owner_id()
-        key = keys.managed_ledger_key(name)
         ledger = ManagedLedger(name, owner_id, Ledgers(), self)
         ledger.open({})
-
-        def put(batch: Batch) -> None:
-            batch.put(Family.META, key, _OWNER.pack(owner_id))
-
-        # In one round, so that a managed ledger is there with its first ledger or not at all.
-        ledger.request_commit()
-        await self.committer.write(put)
+        # Of one participant, so that a managed ledger is there with its first ledger or not at all.
+        await ledger.create_with(_NameRow(name, owner_id))
         self._owner_ids[name] = owner_id
         self._managed_ledgers[name] = ledger
         return ledger
@@ -394,3 +392,17 @@ class LedgerStore:
     def _check_open(self) -> None:
         if self._is_closed:
             raise StoreClosedError("The log was closed")
+
+
+class _NameRow:
+    """The row by which a managed ledger is found, with the commit of its first ledger."""
+
+    def __init__(self, name: str, owner_id: int) -> None:
+        self._key, self._value = keys.managed_ledger_key(name), _OWNER.pack(owner_id)
+
+    def put(self, batch: Batch) -> None:
+        batch.put(Family.META, self._key, self._value)
+
+    def settle(self, error: LedgerWriteError | None) -> bool:
+        del error
+        return False

@@ -36,7 +36,7 @@ from managed_ledger.positions.position import AFTER_EVERYTHING, Position
 from managed_ledger.reading.readable_log import ReadableLog
 from managed_ledger.replacing import Entries, NewEntry, Replacement, by_ledger
 from managed_ledger.writing.append_stats import AppendStats
-from managed_ledger.writing.appender import Appender
+from managed_ledger.writing.appender import Appender, Companion
 from managed_ledger.writing.sequence_ids import LastUse, SequenceIds
 
 if TYPE_CHECKING:
@@ -453,6 +453,16 @@ class ManagedLedger(ReadableLog):
     def request_commit(self) -> None:
         """Put all pending entries and records of new ledgers into the next commit."""
         self._appender.request_commit()
+
+    async def create_with(self, row: Companion) -> None:
+        """Write the first ledger, and a change that is to be there with it.
+
+        Raises:
+            LedgerWriteError: Neither is durable.
+        """
+        self._appender.request_commit()
+        self._appender.accompany(row)
+        await self._appender.committed()
 
     def put_deletion(self, batch: Batch) -> None:
         """Put the deletion of all of it into a batch."""

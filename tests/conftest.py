@@ -27,6 +27,7 @@ TOGETHER = ("real_pulsar", "java")
 """Marks of tests that share a Java process: all of them run in one worker, one after the other, and begin first."""
 
 ID_LENGTH_MAX = 60
+JAVA_TIMEOUT_S = 600
 
 
 MEMORY = Path("/dev/shm")
@@ -48,6 +49,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # With two marks a test would be in a third group, whose name is both.
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
+        # One that is ended in the middle of a call to Java leaves a session that no other test can use.
+        if item.get_closest_marker("java") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(JAVA_TIMEOUT_S))
     yield
     # Those that a mark leaves out are gone now.
     if not (config.getoption("--all-lanes") or config.option.file_or_dir):

@@ -13,6 +13,7 @@ from managed_ledger.cursors.cursor_records import encode_properties
 from managed_ledger.disk import keys
 from managed_ledger.disk.database import RocksDatabase
 from managed_ledger.disk.keys import Family
+from managed_ledger.disk.reopening import ReopeningDatabase
 from managed_ledger.errors import NameNotFoundError, StoreCorruptedError, StoreUnavailableError
 from managed_ledger.names import subscription_of
 
@@ -43,6 +44,7 @@ class CursorPropertiesFolder:
         *,
         is_read_only: bool,
         open_read_only: Callable[[Path], RocksDatabase] = RocksDatabase.open_read_only,
+        opened: ReopeningDatabase | None = None,
     ) -> None:
         """Open the folder, which must exist.
 
@@ -51,6 +53,7 @@ class CursorPropertiesFolder:
             is_read_only: Read the durable properties, also beside a service. Otherwise, no service can open it
                 meanwhile.
             open_read_only: Opens the folder to read.
+            opened: The log in it, where it is open to be changed already; it is closed with this.
 
         Raises:
             StoreLockedError: It is in use, and is to be changed.
@@ -60,14 +63,19 @@ class CursorPropertiesFolder:
         self._path = path
         self._is_read_only = is_read_only
         self._open_read_only = open_read_only
+        self._database: RocksDatabase | ReopeningDatabase
+        if opened is not None:
+            assert not is_read_only
+            self._database = opened
+            return
         # Also before opening to write, which would make a log where there is none.
-        self._database = open_read_only(path)
+        self._database = read_only = open_read_only(path)
         if not is_read_only:
-            self._database.release()
+            read_only.release()
             self._database = RocksDatabase.open(path, write_buffer_bytes=_WRITE_BUFFER_BYTES)
 
     @property
-    def database(self) -> RocksDatabase:
+    def database(self) -> RocksDatabase | ReopeningDatabase:
         """The open folder, for callers that look at more than properties."""
         return self._database
 
@@ -81,7 +89,7 @@ class CursorPropertiesFolder:
         try:
             return self._read()
         except StoreUnavailableError:
-            if not self._is_read_only:
+            if not self._is_read_only or not isinstance(self._database, RocksDatabase):
                 raise
             # The service has compacted away the files that were open here: open the present ones.
             self._database.release()
@@ -114,7 +122,7 @@ class CursorPropertiesFolder:
 
     def close(self) -> None:
         """Let go of the folder."""
-        if self._is_read_only:
+        if self._is_read_only and isinstance(self._database, RocksDatabase):
             self._database.release()
         else:
             self._database.close()

@@ -19,7 +19,6 @@ from managed_ledger.objects.log_object import without
 from managed_ledger.objects.manifest import Manifest, TableObject, table_name
 from managed_ledger.objects.object_store import ObjectStore
 from managed_ledger.objects.takeover import Claim, TakenLog, change_manifest
-from managed_ledger.rocksdb_store.files import IDENTITY_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +61,7 @@ class BundleCheckpoints:
         self._claim = served.claim
         self._fences = served.fences
         self._given_up = given_up
-
-    @property
-    def size_bytes(self) -> int:
-        """The tables of the last checkpoint: what a takeover without a warm copy downloads."""
-        return self._claim.manifest.size_bytes
+        self._look_at_size()
 
     def store(self, folder: Path, start: int, made_at_ms: int) -> None:
         """Store a checkpoint in place of the one before.
@@ -83,10 +78,7 @@ class BundleCheckpoints:
         before = self._claim.manifest
         tables = self._stored_tables(folder, before)
         files = {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix != ".sst"}
-        log = (folder / IDENTITY_FILE).read_text().strip()
-        made = replace(
-            before, start=start, fences=self._fences, log=log, made_at_ms=made_at_ms, tables=tables, files=files
-        )
+        made = replace(before, start=start, fences=self._fences, made_at_ms=made_at_ms, tables=tables, files=files)
         self._claim = Claim(made, self._changed(made))
         self._tables.keep(folder, tables)
         named = {table.name for table in tables.values()}
@@ -96,11 +88,16 @@ class BundleCheckpoints:
         # What stays takes room, until the next owner.
         except Exception as error:
             logger.warning("objects that nobody needs in %s are deleted by the next owner: %s", self._objects, error)
-        if before.size_bytes <= TAKEOVER_BYTES_MAX < made.size_bytes:
+        if before.size_bytes <= TAKEOVER_BYTES_MAX:
+            self._look_at_size()
+
+    def _look_at_size(self) -> None:
+        size_bytes = self._claim.manifest.size_bytes
+        if size_bytes > TAKEOVER_BYTES_MAX:
             logger.warning(
                 "%s has %.1f GiB of tables, which a takeover may have to download: divide it into more bundles",
                 self._objects,
-                made.size_bytes / 2**30,
+                size_bytes / 2**30,
             )
 
     def _stored_tables(self, folder: Path, before: Manifest) -> Mapping[str, TableObject]:

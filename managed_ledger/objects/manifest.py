@@ -44,7 +44,7 @@ class Manifest:
         owner: The last claimant, a random name.
         start: The first number of the log that counts beside the tables.
         fences: The numbers that are fences.
-        log: RocksDB's id of the log, empty before the first checkpoint.
+        log: RocksDB's id of the log, empty before the first claim.
         made_at_ms: When the checkpoint was made.
         tables: Tables and write-ahead logs, by RocksDB's names.
         files: The small files, with their content.

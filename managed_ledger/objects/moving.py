@@ -89,10 +89,11 @@ def move_in(
     with checkpoints_of(data) as folders:
         ranges = tuple(folders)
         _check_free(objects, ranges)
-        claims = {bundle: claim_log(bundle_objects(objects, bundle)) for bundle in ranges}
+        places = {bundle: bundle_objects(objects, bundle) for bundle in ranges}
+        claims = {bundle: claim_log(places[bundle], _copy_id(folders[bundle], places[bundle])) for bundle in ranges}
         _check_unserved(objects)
         stored = [
-            _FirstCheckpoint(bundle_objects(objects, bundle), folder, claims[bundle]).store(made_at_ms, progress.part())
+            _FirstCheckpoint(places[bundle], folder, claims[bundle]).store(made_at_ms, progress.part())
             for bundle, folder in folders.items()
         ]
         shared = (data / SHARED_RECORDS).read_bytes() if (data / SHARED_RECORDS).exists() else None
@@ -119,6 +120,11 @@ def _check_free(objects: ObjectStore, ranges: tuple[BundleRange, ...]) -> None:
         raise BackupError(f"{objects} has other objects, such as {strange}: name a prefix that is empty")
 
 
+def _copy_id(folder: Path, objects: ObjectStore) -> str:
+    """Return the id of the copy: it must not replace the backup of the log that it is a copy of, which may live on."""
+    return str(uuid5(NAMESPACE_URL, f"{(folder / IDENTITY_FILE).read_text().strip()} {objects}"))
+
+
 class _FirstCheckpoint:
     """The checkpoint with which the log of a bundle begins on objects.
 
@@ -131,8 +137,7 @@ class _FirstCheckpoint:
     def __init__(self, objects: ObjectStore, folder: Path, claim: Claim) -> None:
         self._objects, self._folder = objects, folder
         self._claim = claim
-        # So that it does not replace the backup of the log that it is a copy of, which may live on.
-        self._log = str(uuid5(NAMESPACE_URL, f"{(folder / IDENTITY_FILE).read_text().strip()} {objects}"))
+        self._log = _copy_id(folder, objects)
 
     def store(self, made_at_ms: int, on_bytes: OnBytes) -> StoredCheckpoint:
         """Store it; what a call that was cut off has stored of it stays.
@@ -143,7 +148,7 @@ class _FirstCheckpoint:
             Exception: As `ObjectStore` raises.
         """
         before = self._claim.manifest
-        if before.log not in ("", self._log):
+        if before.log != self._log:
             raise BackupError(f"{self._objects} has a part of another log: name a prefix that is empty")
         files = sorted(self._folder.glob("*.sst"))
         tables = {

@@ -153,16 +153,6 @@ class ShippedDatabase(ReopeningDatabase):
         self._checkpoints = BundleCheckpoints(self._objects, tables, served, self._given_up)
         self._keeper.start()
 
-    @property
-    def table_bytes(self) -> int:
-        """The tables of the last checkpoint: what a takeover without a warm copy downloads."""
-        return 0 if self._checkpoints is None else self._checkpoints.size_bytes
-
-    @property
-    def log_bytes(self) -> int:
-        """Changes since the last checkpoint: what a takeover replays."""
-        return self._log_bytes
-
     def new_batch(self) -> StoreBatch:
         return ShippedBatch(super().new_batch())
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, NamedTuple
+from uuid import uuid4
 
 from managed_ledger.errors import LogFencedError
 from managed_ledger.objects.log_object import LOGS, LogObject, Replay, log_name, log_number
@@ -54,8 +55,12 @@ class TakenLog(NamedTuple):
     size_bytes: int
 
 
-def claim_log(objects: ObjectStore) -> Claim:
+def claim_log(objects: ObjectStore, new_log: str | None = None) -> Claim:
     """Make a log this caller's own; the owner before learns of it at its next change of the manifest.
+
+    Args:
+        objects: The place of the bundle.
+        new_log: The id of a log that has none; None for a new one.
 
     Raises:
         LogFencedError: Another one has just claimed it.
@@ -64,7 +69,9 @@ def claim_log(objects: ObjectStore) -> Claim:
     """
     found = objects.read(MANIFEST)
     before = Manifest() if found is None else Manifest.decode(found[0], str(objects))
-    claim = replace(before, epoch=before.epoch + 1, owner=secrets.token_hex(8))
+    # A log keeps its id before its first checkpoint too: a backup takes the place of one of the same log alone.
+    log = before.log or new_log or str(uuid4())
+    claim = replace(before, epoch=before.epoch + 1, owner=secrets.token_hex(8), log=log)
     tag = change_manifest(objects, claim, None if found is None else found[1])
     if tag is None:
         raise LogFencedError(f"Another one has just claimed the log in {objects}")

@@ -6,7 +6,8 @@ all in one loop callback how it went. A synced write costs the same for one entr
 A participant that fails to say what it wants to write fails alone: nothing of it is in the batch.
 
 With an interval (`synced_interval_s`) rounds are paced: every one is synced, two begin at least so far apart, and what
-asks for no synced one rides along with the next, or begins it after a second.
+asks for no synced one rides along with the next, or begins it after a second. A round that has not taken all that waits
+is followed at once, and before a close there are no pauses.
 
 Rounds are written one after the other, so changes are durable in the order in which they were asked for. Every round
 carries a stamp of the store: its id counters. So an id that anything durable speaks of is never given out again.
@@ -101,7 +102,9 @@ class Committer:
         self._began_s = -math.inf
         """When the last round began."""
         self._pace_timer: asyncio.TimerHandle | None = None
-        self._is_closing = False
+        self._has_left_some = False
+        """Whether the last round was full, and others wait."""
+        self._is_in_haste = False
         self._loop = asyncio.get_running_loop()
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="ledger-commit")
         self._waiting: dict[Participant, bool] = {}
@@ -137,11 +140,18 @@ class Committer:
         """Do something else in the thread of the writes, between two of them."""
         return await self._loop.run_in_executor(self._executor, work)
 
+    def hurry(self) -> None:
+        """Make no pauses between rounds from now on, as the log is about to be closed."""
+        self._is_in_haste = True
+        if self._pace_timer is not None:
+            self._pace_timer.cancel()
+            self._look_again()
+
     async def close(self) -> None:
         """Write all pending changes, then refuse more."""
         if self._probe_timer is not None:
             self._probe_timer.cancel()
-        self._is_closing = True
+        self.hurry()
         while self._waiting or self._in_flight:
             # Where the last rounds fail, their callers know.
             with contextlib.suppress(LedgerError):
@@ -170,7 +180,7 @@ class Committer:
 
     def _wait_s(self) -> float:
         """How long the next round is to wait."""
-        if not self._is_paced or self._is_closing:
+        if not self._is_paced or self._is_in_haste or self._has_left_some:
             return 0.0
         pause_s = self._synced_interval_s if any(self._waiting.values()) else UNSYNCED_SECONDS
         return self._began_s + pause_s - self._loop.time()
@@ -188,6 +198,7 @@ class Committer:
         self._began_s = self._loop.time()
         self._in_flight = list(islice(self._waiting, self._participants_max))
         are_synced = [self._waiting.pop(participant) for participant in self._in_flight]
+        self._has_left_some = bool(self._waiting)
         sync = self._is_paced or any(are_synced)
         try:
             batch = self._database.new_batch()
@@ -217,6 +228,7 @@ class Committer:
         # One that has asked again meanwhile waits for both.
         self._waiting = rest | {one: sync or rest.get(one, False) for one, sync in self._waiting.items()}
         del self._in_flight[place:]
+        self._has_left_some = True
 
     def _fill(self, participant: Participant, batch: Batch) -> None:
         draft = _Draft()

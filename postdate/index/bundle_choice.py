@@ -37,15 +37,30 @@ def chosen_bundles(data: Path, bundle: str | None, topics: Collection[str] = ())
         LedgerError: The list of bundles makes no sense.
     """
     folders = bundle_folders(data)
+    return {one: folders[one] for one in chosen_ranges(tuple(folders), str(data), bundle, topics)}
+
+
+def chosen_ranges(
+    ranges: tuple[BundleRange, ...], place: str, bundle: str | None, topics: Collection[str] = ()
+) -> tuple[BundleRange, ...]:
+    """Return which of a place's bundles are meant: the one that is named, those of the topics, or all.
+
+    Args:
+        ranges: All of them.
+        place: Where they are, for the error.
+        bundle: The name of a range, None for any.
+        topics: Names of topics, short or whole; empty for any.
+
+    Raises:
+        BundlesError: There is no such bundle.
+    """
     if bundle is not None:
-        found = {one: folder for one, folder in folders.items() if str(one) == bundle}
+        found = tuple(one for one in ranges if str(one) == bundle)
         if not found:
-            raise BundlesError(f"{data} has no bundle {bundle}: there {_are(folders)}")
+            raise BundlesError(f"{place} has no bundle {bundle}: there {_are(ranges)}")
         return found
-    if not topics:
-        return folders
-    homes = {bundle_of(full_topic_name(topic), tuple(folders)) for topic in topics}
-    return {one: folder for one, folder in folders.items() if one in homes}
+    homes = {bundle_of(full_topic_name(topic), ranges) for topic in topics}
+    return tuple(one for one in ranges if one in homes or not topics)
 
 
 def one_bundle(data: Path, bundle: str | None, topics: Collection[str] = ()) -> Path:
@@ -73,8 +88,7 @@ def refuse_several(bundles: Collection[BundleRange]) -> NoReturn:
         BundlesError: Always; it names the bundles.
     """
     raise BundlesError(
-        f"The data folder has several bundles, and this is done with one at a time: say --bundle RANGE. "
-        f"There {_are(bundles)}"
+        f"There are several bundles, and this is done with one at a time: say --bundle RANGE. There {_are(bundles)}"
     )
 
 
@@ -87,7 +101,7 @@ def bundle_data(data: str, bundle: str | None, topics: Collection[str] = ()) -> 
     """
     if "://" in data:
         if bundle is not None:
-            raise BundlesError(f"--bundle is for data folders, and {data} is none")
+            raise BundlesError(f"--bundle is for data folders here, and {data} is none")
         return data
     folder = Path(data)
     chosen = one_bundle(folder, bundle, topics)

@@ -52,6 +52,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "postdate.scheduling": (),
     "postdate.scheduling.backup_command": ("service",),
     "postdate.scheduling.cli": ("service",),
+    "postdate.scheduling.cluster_command": ("service",),
     "postdate.scheduling.command_options": ("service",),
     "postdate.scheduling.message_commands": ("service",),
     "postdate.scheduling.tables": ("service", "spark"),
@@ -107,7 +108,7 @@ import google.protobuf, postdate, postdate.broker.protocol.pb.pulsar_api_pb2
 
 async def main():
     config = postdate.TrackerConfig(index_count_at_close_min=1)
-    deliver_at_ms = postdate.now_ms() + 200
+    deliver_at_ms = postdate.now_ms() + 2_000
     made = sys.argv[1] if len(sys.argv) > 1 else "postdate.MemoryBucketSnapshotStorage()"
     async with eval(made) as storage:
         factory = postdate.tracker_factory(config, storage, now_ms=postdate.now_ms)

@@ -1,6 +1,7 @@
 """The handler that makes a backup."""
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -9,6 +10,7 @@ from postdate.broker.admin.refusal import RefusalError
 from postdate.broker.admin.scheduled_handlers import OPERATION_ID
 from postdate.broker.admin.scheduled_requests import BackupRequest
 from postdate.broker.admin.web_service import Served
+from postdate.broker.ownership.owners import Addresses
 from postdate.broker.scheduled.answers import Answer, Count, TimeMs, TimeText, both
 from snapshot_storage.errors import SnapshotStorageError
 
@@ -33,6 +35,7 @@ class BackupAnswer(Answer, kw_only=True):
 async def make_backup(served: Served, call: Call[BackupRequest]) -> BackupAnswer:
     """Make a backup of the log: messages, cursors, policies and grants, as of one moment after the request came."""
     target = call.asked.target
+    _check_reach(served, target)
     with served.begin(call.request.headers.get(OPERATION_ID), "backup", None) as progress:
 
         def on_bytes(done: int, matched: int) -> None:
@@ -52,3 +55,16 @@ async def make_backup(served: Served, call: Call[BackupRequest]) -> BackupAnswer
         new_bytes=made.new_bytes,
         missing=[str(one) for one in made.missing],
     )
+
+
+def _check_reach(served: Served, target: str) -> None:
+    """Refuse a folder for the bundles of several machines: each would have a part, and none a backup."""
+    hosts = sorted({_host_of(one.addresses) for one in served.service.owners.services()})
+    if len(hosts) > 1 and not target.startswith("s3://"):
+        error = f"The services are on {' and '.join(hosts)}, where {target} is a folder of each"
+        raise RefusalError(400, error, field="target", advice="Name a place on S3: s3://BUCKET/PREFIX")
+
+
+def _host_of(addresses: Addresses) -> str:
+    urls = (addresses.service_url, addresses.service_url_tls, addresses.web_url, addresses.web_url_tls)
+    return next((urlsplit(url).hostname or url for url in urls if url), "")

@@ -90,7 +90,6 @@ class Forwarding:
             now = self._owners.owner_of(bundle)
             return now is not None and now.name == owner.name
 
-        self._peers.check_known(request)
         return await self._peers.forward(owner, request, await self._body(endpoint, request), is_owner)
 
     def _bundle_of(self, endpoint: Endpoint, request: web.Request) -> BundleRange | None:
@@ -108,7 +107,6 @@ class Forwarding:
         others = self._owners.services()[1:]
         if not others or endpoint.merge is None:
             return await own()
-        self._peers.check_known(call.request)
         # The handler has read the body before, and aiohttp keeps it.
         body = await call.request.read() if call.request.body_exists else None
         asking = [

@@ -1,17 +1,15 @@
 """One page of metrics made of those of several services, family by family and while they come.
 
     a series of a topic          is of one service, and stays as it is
-    a sum of a namespace         is added up, as each service has some of its topics
     anything else                is a process's own, and gets the label `process`, the name of the service
 
-All services write their families in the same order, so that a family of all of them is whole in one place, and none is
-kept in memory but for its sums.
+So it is with the sums of a namespace, of which each service has a part: added up here, they would fall when one of them
+starts again, and count twice from then on. All services write their families in the same order, so that a family of all
+of them is whole in one place, and none is kept in memory.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Final
-
-from prometheus_client.utils import floatToGoString
 
 from postdate.broker.admin.exposition import label_text
 
@@ -84,22 +82,19 @@ async def merged_pages(readers: Sequence[FamilyReader], silent: Sequence[str] = 
             # A service of another version may have another order: its lines come late then.
             yield leader.head
             written.add(name)
-        sums: dict[bytes, float] = {}
         for one in readers:
             if one.name == name:
                 async for lines in one.samples():
-                    if kept := merged_lines(one.service, lines, sums):
+                    if kept := merged_lines(one.service, lines):
                         yield kept
-        if sums:
-            yield b"".join(b"%s %s\n" % (series, _number(value)) for series, value in sums.items())
     yield f"# HELP {_UP} 1 for a service that has answered, 0 for one whose series are missing.\n".encode()
     yield f"# TYPE {_UP} gauge\n".encode()
     states = [*((one.service, "1.0") for one in readers), *((name, "0.0") for name in silent)]
     yield "".join(f"{_UP}{label_text({PROCESS: name})} {value}\n" for name, value in states).encode()
 
 
-def merged_lines(service: str, lines: Sequence[bytes], sums: dict[bytes, float]) -> bytes:
-    """Return the lines of a service's samples that stand in the page of all; add those of namespaces to the sums."""
+def merged_lines(service: str, lines: Sequence[bytes]) -> bytes:
+    """Return the lines of a service's samples as they stand in the page of all."""
     label = label_text({PROCESS: service})[1:-1].encode()
     kept: list[bytes] = []
     for line in lines:
@@ -108,9 +103,7 @@ def merged_lines(service: str, lines: Sequence[bytes], sums: dict[bytes, float])
             kept.append(line)
             continue
         series, _, value = line.rpartition(b" ")
-        if b'namespace="' in line:
-            sums[series] = sums.get(series, 0.0) + float(value)
-        elif series.endswith(b"}"):
+        if series.endswith(b"}"):
             kept.append(b"%s,%s} %s" % (series[:-1], label, value))
         elif series:
             kept.append(b"%s{%s} %s" % (series, label, value))
@@ -125,8 +118,3 @@ async def _lines_of(chunks: AsyncIterator[bytes]) -> AsyncGenerator[list[bytes],
             yield lines
     if rest:
         yield [rest]
-
-
-def _number(value: float) -> bytes:
-    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
-    return text.encode()

@@ -3,7 +3,8 @@
 Postdate-Forwarded       whole: answer for all; part: answer for this service alone. Neither is forwarded again
 Postdate-Forwarded-For   the caller's address
 Postdate-Forwarded-Role  the caller's role, without which its own credentials count
-Postdate-Secret          shared by the services of a machine; without it neither address nor role is believed
+Postdate-Secret          shared by the workers of a machine, or the services of a prefix; without it neither address
+                         nor role is believed
 """
 
 import asyncio
@@ -45,7 +46,7 @@ class Peers:
 
     Args:
         tls: How this service's own ports have TLS; the others have certificates of the same authority.
-        secret: Shared with the other services of this machine; None without any.
+        secret: Shared with the other services; None without any.
     """
 
     def __init__(self, tls: TlsConfig, secret: str | None = None) -> None:
@@ -70,17 +71,6 @@ class Peers:
         """Whether a request comes from another service that shares the secret."""
         shown = request.headers.get(_SECRET, "")
         return self._secret is not None and hmac.compare_digest(shown.encode(), self._secret.encode())
-
-    def check_known(self, request: web.Request) -> None:
-        """Refuse a caller whom the others would not know.
-
-        Raises:
-            RefusalError: It has shown a certificate and no token, and there is no shared secret.
-        """
-        is_by_certificate = hdrs.AUTHORIZATION not in request.headers and request.get_extra_info("peercert")
-        if self._secret is None and is_by_certificate and ROLE in request:
-            error = "This is about topics of another service, which a certificate cannot be forwarded to"
-            raise RefusalError(501, error, advice="Send a token, or ask that service itself: see /lookup/v2/topic")
 
     async def forward(
         self, service: ServiceInfo, request: web.Request, body: bytes | None, is_owner: Callable[[], bool]

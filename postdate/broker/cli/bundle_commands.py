@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from managed_ledger.bundle_settings import LEDGERS
+from managed_ledger.bundle_settings import LEDGERS, SNAPSHOTS
 from managed_ledger.cursors.cursor_properties import CursorPropertiesFolder
-from managed_ledger.dividing import SNAPSHOTS, Divided, divide
+from managed_ledger.dividing import Divided, divide
 from postdate.broker.cli.common import configure_logging, refusing
 from postdate.broker.service.record_homes import home_of_record
 from postdate.command_line.endings import help_end

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from managed_ledger.bundle_settings import SNAPSHOTS
 from managed_ledger.positions.value_types import InvalidValueError
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.location import S3Location
-
-SNAPSHOTS: Final = "snapshots"
-"""Where the snapshots are under the prefix, if their own keys name no other place."""
 
 LARGE_TEMPORARY: Final = Path("/var/tmp")
 
@@ -68,11 +66,6 @@ class ObjectStorageConfig:
         known = {one.name for one in fields(S3Config)}
         own = S3Config(**{one.name: getattr(self, one.name) for one in fields(self) if one.name in known})
         return own if place is None else place.config(own)
-
-    @property
-    def has_server_keys(self) -> bool:
-        """Whether a key was set that says how a bucket is got at."""
-        return self.s3_config(None) != ObjectStorageConfig().s3_config(None)
 
     @property
     def cache_parent(self) -> Path:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, Final, TypeVar
 
+from managed_ledger.bundle_settings import MEMBERS
 from managed_ledger.bundles import BundleRange
 from managed_ledger.objects.object_store import ObjectStore
 from postdate.broker.ownership.core.membership import Member
@@ -20,7 +21,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-MEMBERS: Final = "members/"
 FORMAT: Final = "postdate member 1"
 _LISTS: Final = ("opened", "opening", "closing", "ready", "pinned", "refused")
 

@@ -36,4 +36,5 @@ async def serve_on_prefix(
         addresses=addresses_of(config),
         lease_s=config.object_storage.lease_s,
     )
-    return await serve(config, announce=announce, manager=manager, role=Role(owners=owners, place=place))
+    role = Role(owners=owners, place=place, secret=place.secret)
+    return await serve(config, announce=announce, manager=manager, role=role)

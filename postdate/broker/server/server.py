@@ -233,7 +233,7 @@ def forwarding_of(service: Service, secret: str | None = None) -> Forwarding:
 
     Args:
         service: The one that asks.
-        secret: Shared with the other services of this machine; None without any.
+        secret: Shared with the other services; None without any.
     """
     config = service.config
     bytes_max = BODY_PER_MESSAGE * config.message_size_max

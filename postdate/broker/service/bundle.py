@@ -130,12 +130,9 @@ class Bundle:
         # All bundles together take the memory that is configured.
         config = replace(config, cache_bytes_max=config.cache_bytes_max // len(place.ranges))
         async with _starting(place.snapshots(name)) as opening:
+            # First: each try of a log on objects leaves a fence there, also where the index cannot be used.
+            await opening.settled()
             store = await place.open_log(name, config, shared.now_ms, on_lost)
-            try:
-                await opening.settled()
-            except BaseException:
-                await store.close()
-                raise
         return cls(name, store, opening, shared)
 
     @property
@@ -163,6 +160,7 @@ class Bundle:
         Args:
             is_lost: Whether another process may have the log, so that nothing is stored.
         """
+        self.store.hurry()
         for error in await self.topics.close_all(is_lost=is_lost):
             if is_lost and isinstance(error, LedgerError):
                 continue
@@ -215,7 +213,7 @@ class Bundle:
 
 @asynccontextmanager
 async def _starting(opening: StorageOpening) -> AsyncIterator[StorageOpening]:
-    """Open the snapshots in parallel with the body; close them if the body fails."""
+    """Open the snapshots; close them if the body fails."""
     opening.begin()
     try:
         yield opening

@@ -9,6 +9,7 @@ holds: so a process that starts again finds the tables of before, and none that 
 
 import fcntl
 import os
+import re
 import shutil
 import stat
 from itertools import count
@@ -18,7 +19,7 @@ from typing import Final
 from postdate.broker.configuration.object_storage import default_cache_parent
 from postdate.broker.errors import ServiceStartError
 
-_PLACE_DIGITS: Final = 32
+_PLACE: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class CacheFolder:
@@ -45,7 +46,7 @@ class CacheFolder:
             ServiceStartError: Another process has the folder, or it is not this user's alone.
             OSError: The system refuses.
         """
-        assert len(place_id) == _PLACE_DIGITS
+        assert _PLACE.fullmatch(place_id)
         if directory is None:
             taken, lock = _free_folder()
         else:
@@ -55,7 +56,7 @@ class CacheFolder:
                 raise ServiceStartError(f"cacheDirectory={directory} is another process's: name one for each process")
             taken, lock = directory, found
         for other in taken.iterdir():
-            if len(other.name) == _PLACE_DIGITS and other.name != place_id:
+            if _PLACE.fullmatch(other.name) and other.name != place_id and _has_tables_alone(other):
                 shutil.rmtree(other)
         path = taken / place_id
         path.mkdir(mode=0o700, exist_ok=True)
@@ -64,6 +65,11 @@ class CacheFolder:
     def close(self) -> None:
         """Leave the folder to other processes; the tables stay for the next one."""
         os.close(self._lock)
+
+
+def _has_tables_alone(folder: Path) -> bool:
+    """Whether a folder is one of ours: with one for each bundle, and nothing else."""
+    return folder.is_dir() and all(one.name.startswith("0x") and one.is_dir() for one in folder.iterdir())
 
 
 def _free_folder() -> tuple[Path, int]:

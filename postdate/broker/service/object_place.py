@@ -1,6 +1,7 @@
 """A prefix on object storage as the place of the bundles: any number of services use it at a time.
 
 PREFIX/bundles.json              the bundles and the cluster's name, made once
+PREFIX/secret                    by which the services know each other's requests
 PREFIX/settings.json             what is of no single topic
 PREFIX/bundle/RANGE/...          the log of a bundle: manifest, log/, table/
 PREFIX/members/...               the services
@@ -8,7 +9,6 @@ PREFIX/snapshots/RANGE/...       the delayed index of a bundle
 """
 
 import asyncio
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -28,10 +28,11 @@ from postdate.broker.configuration.config import BrokerConfig
 from postdate.broker.errors import ServiceStartError
 from postdate.broker.service.cache_folder import CacheFolder
 from postdate.broker.service.data_place import SettingsStore
-from postdate.broker.service.place_check import check_conditions, check_rules, settled_bundles
+from postdate.broker.service.place_check import check_conditions, check_rules, settled_bundles, settled_secret
 from postdate.broker.service.shared_settings import SharedSettings
 from postdate.broker.service.storage_opening import StorageOpening
 from postdate.command_line.extras import install_advice
+from postdate.index.prefix_place import bundle_snapshots, place_id
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.s3.config import S3Config
@@ -71,6 +72,7 @@ class ObjectPlace:
         objects: The objects of the prefix, which `close` closes.
         cache: The local tables.
         ranges: The bundles.
+        secret: By which the services of the prefix know each other's requests.
         stopping: Ends the waits before requests are sent again.
     """
 
@@ -80,9 +82,11 @@ class ObjectPlace:
         objects: CheckedObjects,
         cache: CacheFolder,
         ranges: tuple[BundleRange, ...],
+        secret: str,
         stopping: threading.Event,
     ) -> None:
         self.ranges = ranges
+        self.secret = secret
         self.objects = objects
         """Those of the whole prefix, for the members of the cluster."""
         self._config = config
@@ -120,6 +124,7 @@ class ObjectPlace:
                 check_rules(place, objects.expiring_rules())
                 check_conditions(objects)
                 ranges = settled_bundles(objects, config.cluster_name, config.bundle_count)
+                secret = settled_secret(objects)
                 cache = CacheFolder.claim(config.object_storage.cache_directory, place_id(s3))
             except BaseException:
                 objects.close()
@@ -129,7 +134,7 @@ class ObjectPlace:
         except OSError as error:
             advice = "Set cacheDirectory to a folder that can be written"
             raise ServiceStartError(f"The local tables of {place} have no folder: {error}. {advice}") from error
-        return cls(config, objects, cache, ranges, stopping)
+        return cls(config, objects, cache, ranges, secret, stopping)
 
     async def open_log(
         self, bundle: BundleRange, config: ManagedLedgerConfig, now_ms: Clock, on_lost: Callable[[], None]
@@ -195,11 +200,7 @@ class ObjectPlace:
         # Boto3 is an extra, and slow to import.
         from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 
-        s3, data = self._config.snapshots_s3, self._config.data_s3
-        is_beside = (s3.endpoint, s3.bucket) == (data.endpoint, data.bucket) and s3.prefix.startswith(f"{data.prefix}/")
-        # Elsewhere the snapshots of other prefixes may be as well.
-        root = s3.prefix if is_beside else f"{s3.prefix}/{place_id(data)}"
-        return S3BucketSnapshotStorage(replace(s3, prefix=f"{root}/{bundle}"))
+        return S3BucketSnapshotStorage(bundle_snapshots(self._config.snapshots_s3, self._config.data_s3, bundle))
 
     async def shared_settings(self) -> SettingsStore:
         """Return what is of no single topic.
@@ -218,11 +219,6 @@ class ObjectPlace:
         self._stopping.set()
         await asyncio.to_thread(self.objects.close)
         self._cache.close()
-
-
-def place_id(s3: S3Config) -> str:
-    """Return the same digits for each configuration of a prefix, and others for other prefixes."""
-    return hashlib.sha256(f"{s3.endpoint or ''}\n{s3.bucket}\n{s3.prefix}".encode()).hexdigest()[:32]
 
 
 def _connected(s3: S3Config, wait: Wait) -> CheckedObjects:

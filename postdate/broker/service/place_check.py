@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_BUNDLES: Final = 4
 
+SECRET: Final = "secret"
+"""The object by whose content the services of a prefix know each other's requests."""
+
 _PROBES: Final = "probe/"
 
 
@@ -118,6 +121,20 @@ def settled_bundles(objects: ObjectStore, cluster: str, count: int | None) -> tu
             "to another one with `postdate ledger copy`"
         )
     return ranges
+
+
+def settled_secret(objects: ObjectStore) -> str:
+    """Return what the services of a prefix show each other; the first one makes it.
+
+    Raises:
+        ServiceStartError: It is deleted again and again.
+    """
+    for _ in range(2):
+        if (found := objects.read(SECRET)) is not None:
+            return found[0].decode()
+        if objects.create(SECRET, (made := secrets.token_urlsafe()).encode()):
+            return made
+    raise ServiceStartError(f"{SECRET} of {objects} was deleted just now: start again")
 
 
 def _is_ours(name: str) -> bool:

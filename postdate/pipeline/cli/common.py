@@ -21,6 +21,7 @@ from postdate.command_line.output import json_option
 from postdate.command_line.times import TIME
 from postdate.index.bundle_choice import bundle_data, bundle_option
 from snapshot_storage.errors import SnapshotStorageError
+from snapshot_storage.s3.location import is_s3
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -152,12 +153,20 @@ def job_options(
 
 
 def of_bundle(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a command's `data` be the folder of the bundle that `--bundle`, or a topic, says."""
+    """Let a command's `data` be the folder of the bundle that `--bundle`, or a topic, says.
+
+    One that takes `bundle` itself knows a dataDirectory on S3, and gets what was written where that is one.
+    """
 
     @wraps(command)
     def run(*, data: str, bundle: str | None, topics: tuple[str, ...] = (), **others: Any) -> Any:
-        named = {"topics": topics} if "topics" in signature(command).parameters else {}
-        return command(data=bundle_data(data, bundle, topics), **named, **others)
+        wanted = signature(command).parameters
+        named: dict[str, Any] = {"topics": topics} if "topics" in wanted else {}
+        if "bundle" in wanted:
+            named["bundle"] = bundle if is_s3(data) else None
+        if named.get("bundle") is None:
+            data = bundle_data(data, bundle, topics)
+        return command(data=data, **named, **others)
 
     return run
 

@@ -8,7 +8,7 @@ it runs, so `--help` works without them.
 
 import sys
 from contextlib import closing
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,10 +29,11 @@ from postdate.pipeline.cli.common import (
     segment_options,
     topics_option,
 )
-from postdate.pipeline.cli.copy import copy
 from postdate.pipeline.cli.ingest import ingest, shown_row
 from postdate.pipeline.cli.ledger import repair
+from postdate.pipeline.cli.ledger_copy import copy
 from postdate.pipeline.cli.merge import merge
+from snapshot_storage.s3.location import is_s3
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,17 +65,20 @@ def ledger() -> None:
 @json_option()
 @refusing
 @of_bundle
-def export(data: str, target: str, topics: tuple[str, ...], closed_only: bool, is_json: bool) -> None:
+def export(
+    data: str, bundle: str | None, target: str, topics: tuple[str, ...], closed_only: bool, is_json: bool
+) -> None:
     """Write the headers of all messages to Parquet files, without payloads.
 
-    LOG is a service's data directory (the service may run) and TARGET a folder or a URI such as s3://bucket/folder.
-    Ledgers that are in TARGET already are not written again.
+    LOG is a service's data directory, also one on S3 (the service may run), and TARGET a folder or a URI such as
+    s3://bucket/folder. Ledgers that are in TARGET already are not written again.
     """
     from managed_ledger.names import find_topic
     from postdate.pipeline.logs.open_logs import open_log
     from postdate.pipeline.logs.parquet_log import export_ledgers, make_export
+    from postdate.pipeline.logs.read_out_logs import local_log
 
-    with closing(open_log(data)) as source:
+    with local_log(data, bundle, topics) as place, closing(open_log(place)) as source:
         wanted = {find_topic(topic, source.topics()) for topic in topics} or None
         make_export(target)
         with Steps().shown() as steps:
@@ -99,6 +103,7 @@ def pipeline() -> None:
         "postdate pipeline rebuild data",
         "postdate pipeline rebuild --master 'local[8]' --topic persistent://public/default/orders data",
         "postdate pipeline rebuild --log s3://bucket/log data",
+        "postdate pipeline rebuild s3://bucket/postdate  # the dataDirectory of services that are stopped",
         'spark-submit --master spark://host:7077 "$(python -m postdate.pipeline)" rebuild /shared/data',
         wrong="rows that no index can hold were left out",
     )
@@ -116,6 +121,7 @@ def pipeline() -> None:
 @job_options(now="Messages due at this time are left out.")
 def rebuild(
     data: str,
+    bundle: str | None,
     log: str | None,
     index: str | None,
     topics: tuple[str, ...],
@@ -131,17 +137,22 @@ def rebuild(
     """Make the delayed index anew from the log, for all subscriptions.
 
     DATA is a service's data directory; the service must be stopped. The old index is valid until the new one takes its
-    place in one step at the end. Snapshots that are the same already stay, so a second run changes nothing.
+    place in one step at the end. Snapshots that are the same already stay, so a second run changes nothing. On S3 all
+    services of DATA must be stopped, its bundles are done one after the other, and their logs are in TMPDIR meanwhile.
     """
     from postdate.index.location import location_at
     from postdate.pipeline.jobs.log_rebuild import rebuild_log
+    from postdate.pipeline.jobs.prefix_rebuild import check_prefix, rebuild_prefix
     from postdate.pipeline.logs.open_logs import open_log
     from postdate.pipeline.planning.rules import ROWS_PER_BUCKET_MAX, RebuildRules
     from postdate.pipeline.spark.open_index import check_index, cursor_folder
 
     # Before Spark takes its seconds to start.
     location_at(index or data)
-    check_index(None, cursor_folder(data, None), topics, cursors)
+    if is_s3(data):
+        check_prefix(data, index, bundle, topics)
+    else:
+        check_index(None, cursor_folder(data, None), topics, cursors)
     if log is not None:
         open_log(log).close()
     rules = RebuildRules(
@@ -152,12 +163,12 @@ def rebuild(
         rows_per_bucket_max=max(bucket_indexes, ROWS_PER_BUCKET_MAX),
     )
     with new_session(master) as spark, Steps().shown() as steps:
-        report = rebuild_log(
-            spark,
-            log or data,
-            index or data,
+        if is_s3(data):
+            rebuild_here = partial(rebuild_prefix, spark, data, index, log=log, bundle=bundle)
+        else:
+            rebuild_here = partial(rebuild_log, spark, log or data, index or data, cursor_log=data)
+        report = rebuild_here(
             rules=rules,
-            cursor_log=data,
             topics=topics or None,
             cursors=cursors or None,
             on_stage=steps.begin,
@@ -193,11 +204,18 @@ def rebuild(
     json="the figures of every topic",
 )
 def forecast(
-    data: str, source: str, out: str, topics: tuple[str, ...], now_ms: int, master: str, is_json: bool
+    data: str,
+    bundle: str | None,
+    source: str,
+    out: str,
+    topics: tuple[str, ...],
+    now_ms: int,
+    master: str,
+    is_json: bool,
 ) -> None:
     """Foresee deliveries by minute and topic, how far ahead they are, and the peak.
 
-    DATA is a service's data directory (the service may run); also an export or a folder of snapshots, if --of says so.
+    DATA is a service's data directory, also one on S3 (the service may run), an export, or an index, if --of says so.
     Writes minutes.parquet and topics.parquet, and with the extra `charts` deliveries.png and ahead.png. A log also
     counts what was acknowledged before its time; an index lacks messages that are not sealed yet.
     """
@@ -206,24 +224,21 @@ def forecast(
     from managed_ledger.names import find_topic
     from postdate.pipeline.jobs.forecast import forecast as foresee
     from postdate.pipeline.jobs.forecast import write_forecast
-    from postdate.pipeline.logs.open_logs import open_log
+    from postdate.pipeline.logs.open_logs import topics_of_log
+    from postdate.pipeline.logs.read_out_logs import local_index, local_log
     from postdate.pipeline.spark.open_index import topics_of_index
 
     # Before Spark takes its seconds to start.
-    if source == "log":
-        log = open_log(data)
-        known = set(log.topics())
-        log.close()
-    else:
-        known = topics_of_index(data)
-    wanted = sorted({find_topic(topic, known) for topic in topics})
-    with new_session(master) as spark, Steps().shown() as steps:
-        name = {"log": "postdate_ledger", "index": "postdate_index"}[source]
-        reader = spark.read.format(name).option("deliver_at_ms_min", min(now_ms + 1, TIME_MS_MAX))
-        # The option of the source, as a filter of the query would read every topic.
-        tables = [reader.option("topic", topic).load(data) for topic in wanted] or [reader.load(data)]
-        rows = reduce(lambda one, other: one.unionAll(other), tables)
-        found = foresee(rows, now_ms=now_ms, on_stage=steps.begin, on_step=steps.advance)
+    with (local_log if source == "log" else local_index)(data, bundle, topics) as place:
+        known = topics_of_log(place) if source == "log" else topics_of_index(place)
+        wanted = sorted({find_topic(topic, known) for topic in topics})
+        with new_session(master) as spark, Steps().shown() as steps:
+            name = {"log": "postdate_ledger", "index": "postdate_index"}[source]
+            reader = spark.read.format(name).option("deliver_at_ms_min", min(now_ms + 1, TIME_MS_MAX))
+            # The option of the source, as a filter of the query would read every topic.
+            tables = [reader.option("topic", topic).load(place) for topic in wanted] or [reader.load(place)]
+            rows = reduce(lambda one, other: one.unionAll(other), tables)
+            found = foresee(rows, now_ms=now_ms, on_stage=steps.begin, on_step=steps.advance)
     write_forecast(found, out)
     files = _draw_if_installed(found, Path(out))
     if is_json:

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from managed_ledger.cursors.cursor_properties import CursorName
 from managed_ledger.positions.value_types import OnStage, OnStep
 from postdate.index.acknowledged import Acknowledged
+from postdate.index.location import Location
 from postdate.pipeline.logs.open_logs import open_log, with_log
 from postdate.pipeline.planning.log_plan import BucketTask, CountTask, plan_counts, plan_tasks
 from postdate.pipeline.planning.rules import RebuildRules
@@ -84,12 +85,53 @@ def rebuild_log(
         ValueError: A subscription is named that shares its index with others.
     """
     index = location if index is None else index
+    folder = cursor_folder(index, cursor_log)
+    place = index_at(index, folder)
+    with CursorLog(folder) as owners:
+        return rebuild_index(
+            spark,
+            location,
+            place,
+            owners,
+            rules=rules,
+            topics=topics,
+            cursors=cursors,
+            on_stage=on_stage,
+            on_step=on_step,
+        )
+
+
+def rebuild_index(
+    spark: SparkSession,
+    location: str,
+    place: Location,
+    owners: CursorLog,
+    *,
+    rules: RebuildRules,
+    topics: Sequence[str] | None,
+    cursors: Sequence[str] | None,
+    on_stage: OnStage,
+    on_step: OnStep,
+) -> RebuildReport:
+    """Do what `rebuild_log` does, for the cursors of a log that is open.
+
+    Args:
+        spark: The session.
+        location: Where the headers are, which each worker opens.
+        place: Where the snapshots go.
+        owners: The cursors.
+        rules: As for `rebuild_log`.
+        topics: The same.
+        cursors: The same.
+        on_stage: The same.
+        on_step: The same.
+
+    Raises:
+        Exception: As `rebuild_log`.
+    """
     job = uuid4().hex
     report = RebuildReport()
     with ExitStack() as stack:
-        folder = cursor_folder(index, cursor_log)
-        place = index_at(index, folder)
-        owners = stack.enter_context(CursorLog(folder))
         runner = stack.enter_context(asyncio.Runner())
         storage = place.patient_storage()
         runner.run(storage.start())

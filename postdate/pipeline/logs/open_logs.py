@@ -42,8 +42,8 @@ def open_log(location: str) -> HeaderLog:
         return ParquetLog(location)
     if is_s3(location):
         raise StoreUnavailableError(
-            f"There is no export of a log in {location}. A dataDirectory on S3 is copied to a folder first, by "
-            "`postdate ledger copy`; its delayed index is the services' own, who make it anew where it is not whole"
+            f"There is no export of a log in {location}. `postdate pipeline rebuild`, `forecast` and "
+            "`postdate ledger export` take a dataDirectory on S3; for others `postdate ledger copy` makes it a folder"
         )
     raise StoreUnavailableError(
         f"There is no log in {location}: name the data directory of a service, the log in it, or what "

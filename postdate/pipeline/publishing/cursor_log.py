@@ -15,6 +15,7 @@ from managed_ledger.cursors.cursor_properties import CursorName, CursorPropertie
 from managed_ledger.cursors.cursor_records import encode_journal
 from managed_ledger.disk import keys
 from managed_ledger.disk.keys import Family
+from managed_ledger.disk.reopening import ReopeningDatabase
 from managed_ledger.errors import NameNotFoundError
 from managed_ledger.names import find_cursor, find_topic
 from postdate.index.acknowledged import Acknowledged, acknowledged_of, is_index_cursor
@@ -28,15 +29,19 @@ from snapshot_storage.inspection import is_bucket_property
 class CursorLog:
     """The cursors of a log's folder, which is locked meanwhile; a context manager."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, opened: ReopeningDatabase | None = None) -> None:
         """Open the folder.
+
+        Args:
+            folder: The folder of the log.
+            opened: The log in it, where it is open already; it is closed with this.
 
         Raises:
             StoreLockedError: A service has it open.
             LedgerError: It cannot be opened.
         """
         self.folder = folder
-        self._folder = CursorPropertiesFolder(folder, is_read_only=False)
+        self._folder = CursorPropertiesFolder(folder, is_read_only=False, opened=opened)
         self._database = self._folder.database
         log = LogFolder(folder, self._database)
         self._properties: dict[CursorName, dict[str, str]] = {}

@@ -16,8 +16,10 @@ from managed_ledger.config import ManagedLedgerConfig
 from managed_ledger.errors import LedgerError, LedgerWriteError, LogFencedError
 from postdate.broker.configuration.config import BrokerConfig, load_config
 from postdate.broker.errors import ServiceStartError
-from postdate.broker.service.object_place import ObjectPlace, place_id
+from postdate.broker.service.object_place import ObjectPlace
+from postdate.broker.service.place_check import SECRET
 from postdate.demo.process import free_ports
+from postdate.index.prefix_place import place_id
 from snapshot_storage.s3.objects import S3Objects
 from tests.helpers.storages.canned_s3 import CannedAnswer, CannedS3, canned_s3, refusal
 from tests.helpers.storages.s3_servers import (
@@ -112,7 +114,10 @@ def test_services_share_a_prefix_each_with_tables_of_its_own(server: S3Server, t
         assert (tmp_path / "b" / place_id(config.data_s3) / str(bundle)).is_dir()
         rest = [key.removeprefix(f"{prefix}/") for key in keys_under(server, prefix)]
         assert {SETTINGS, f"bundle/{bundle}/manifest"} < {*rest}
-        assert all(one == SETTINGS or one.startswith((f"bundle/{bundle}/", f"snapshots/{bundle}/")) for one in rest)
+        assert first.secret == second.secret
+        assert all(
+            one in (SETTINGS, SECRET) or one.startswith((f"bundle/{bundle}/", f"snapshots/{bundle}/")) for one in rest
+        )
         assert any(one.startswith("snapshots/") for one in rest)
 
     asyncio.run(scenario())

@@ -98,6 +98,9 @@ def test_what_the_jobs_did_is_what_they_say(ended: dict[str, Ended]) -> None:
 
 def _started(data: Path, *more: str) -> "subprocess.Popen[str]":
     words = ["pipeline", "rebuild", str(data), "--now", "0", *more]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell that runs the tests in the background has them ignore it, and so would what they start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(
         [sys.executable, "-m", "postdate", *words],
         cwd=ROOT,

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from postdate.command_line.extras import install
 from postdate.command_line.program import postdate as main
 from postdate.index.ledger_ranges import HeaderRange
+from postdate.pipeline import cli
 from postdate.pipeline.logs.parquet_log import ParquetLog
 from postdate.pipeline.tasks.reject_file import write_rejects
 from postdate.pipeline.tasks.row_checks import REASONS, BadRow
@@ -106,3 +107,11 @@ def test_a_topic_with_a_long_name_is_exported(tmp_path: Path) -> None:
         for row in log.read_times(HeaderRange(LONG, ledger.ledger_id, 0, ledger.entries)).to_rows()
     ]
     assert [(ledger_id, entry_id, time) for time, ledger_id, entry_id in read] == [tuple(one) for one in headers[LONG]]
+
+
+def test_no_module_beside_the_program_hides_one_of_pythons() -> None:
+    """`spark-submit` runs `main.py` as a script, whose folder then comes first where Python looks for modules."""
+    beside = {path.stem for path in Path(cli.__path__[0]).glob("*.py")}
+
+    assert "main" in beside
+    assert not beside & sys.stdlib_module_names

@@ -1,6 +1,7 @@
 """One page of metrics of several services."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -61,18 +62,22 @@ def test_each_family_is_whole_and_told_once_however_the_pages_are_cut(size: int)
     heads = [line for line in text.splitlines() if line.startswith("#")]
     assert len(heads) == len(set(heads)) == 2 * 7
     assert text == merged(OWN, OTHER)
-    places = [line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    names = [re.split("[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")]
+    places = [re.sub("(?<=lateness)_(bucket|count|sum)$", "", one) for one in names]
     families = [one for at, one in enumerate(places) if not at or places[at - 1] != one]
     assert len(families) == len(set(families)) == len(set(places))
 
 
-def test_sums_of_namespaces_are_added_up_and_what_is_of_a_process_names_it() -> None:
+def test_what_is_of_a_process_names_it_and_so_do_the_sums_of_namespaces() -> None:
     families = {one.name: one for one in text_string_to_metric_families(merged(OWN, OTHER))}
 
     def values(name: str) -> list[tuple[dict[str, str], float]]:
         return [(one.labels, one.value) for one in families[name].samples]
 
-    assert values("pulsar_topics_count") == [({"cluster": "c", "namespace": "shop/eu"}, 42.0)]
+    assert values("pulsar_topics_count") == [
+        ({"cluster": "c", "namespace": "shop/eu", "process": "a"}, 2.0),
+        ({"cluster": "c", "namespace": "shop/eu", "process": "b"}, 40.0),
+    ]
     assert values("postdate_connections") == [
         ({"cluster": "c", "process": "a"}, 3.0),
         ({"cluster": "c", "process": "b"}, 3.0),
@@ -80,7 +85,7 @@ def test_sums_of_namespaces_are_added_up_and_what_is_of_a_process_names_it() -> 
     assert values("process_open_fds") == [({"process": "a"}, 12.0), ({"process": "b"}, 12.0)]
     assert values("postdate_backup_last_success_timestamp_seconds") == [({"cluster": "c", "process": "b"}, 9.0)]
     assert [labels["topic"] for labels, _ in values("pulsar_in_messages")] == ['odd" namespace="x', "plain"]
-    assert [value for _, value in values("postdate_lateness")] == [2.0, 4.0, 4.0, 1.0]
+    assert [value for _, value in values("postdate_lateness")] == 2 * [1.0, 2.0, 2.0, 0.5]
 
 
 def test_a_service_that_does_not_answer_has_a_series_that_says_so() -> None:

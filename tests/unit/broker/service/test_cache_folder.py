@@ -56,10 +56,13 @@ def test_each_process_has_a_folder_of_its_own_and_finds_its_tables_again(tmp_pat
 
 def test_tables_of_another_place_are_removed(tmp_path: Path) -> None:
     first = CacheFolder.claim(tmp_path / "cache", ONE)
-    (first.path / "table").touch()
+    (first.path / "0x00000000_0xffffffff").mkdir()
+    foreign = tmp_path / "cache" / ("3" * 32)
+    (foreign / "notes").mkdir(parents=True)
     first.close()
     second = CacheFolder.claim(tmp_path / "cache", OTHER)
     assert not first.path.exists()
+    assert foreign.exists()
     assert second.path.is_dir()
     second.close()
 
