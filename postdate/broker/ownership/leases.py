@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from managed_ledger.bundles import BundleRange
+from managed_ledger.errors import LogFencedError
 from managed_ledger.objects.object_store import ObjectStore
 from postdate.broker.ownership.core.handover import Step, next_step
 from postdate.broker.ownership.core.membership import Member, Membership
@@ -42,6 +43,10 @@ _LOOK_UP_MARGIN_S: Final = 5.0
 _LOOK_UP_S_MAX: Final = 20.0
 """How long a look-up waits for an owner at most. A client gives up after 30 s by default, and one that is refused, or
 sent to a dead service, makes pauses that grow to a minute."""
+_FAILURES_MAX: Final = 3
+_FAILING_S: Final = 60.0
+_REFUSAL_S: Final = 300.0
+"""A service that could not keep a bundle so many times within a minute leaves it to others for five minutes."""
 _THREADS: Final = 8
 _START_LEASES: Final = 3
 """How long a service that starts asks a storage that is slow, or busy."""
@@ -114,6 +119,9 @@ class LeaseOwners:
         self._listed_s = float("-inf")
         self._troubles: dict[str, str] = {}
         self._unopened: dict[BundleRange, str] = {}
+        self._failed_s: dict[BundleRange, list[float]] = {}
+        """When each bundle could not be opened here, or was lost, in the last minute."""
+        self._refused_until_s: dict[BundleRange, float] = {}
         self._takeovers = 0
         self._lapses = 0
 
@@ -222,6 +230,7 @@ class LeaseOwners:
             logger.warning("Bundle %s is not open here any more", bundle)
             self._opened.discard(bundle)
             self._pinned.discard(bundle)
+            self._note_failure(bundle)
             self._put_off(bundle)
             self._publish()
 
@@ -468,6 +477,8 @@ class LeaseOwners:
         except Exception as error:  # Whatever a storage or a log raises: it is tried again.
             self._unopened[bundle] = str(error) or type(error).__name__
             logger.warning("Bundle %s cannot be opened now: %s", bundle, self._unopened[bundle])
+            if not isinstance(error, LogFencedError):
+                self._note_failure(bundle)
             self._put_off(bundle)
             is_open = False
         else:
@@ -536,6 +547,15 @@ class LeaseOwners:
                     self._warmed_s[bundle] = self._clock_s()
                     await asyncio.wait({self._begin(bundle, self._warm(bundle, self._lease))})
 
+    def _note_failure(self, bundle: BundleRange) -> None:
+        """Leave a bundle to others that this service cannot keep: its disk may be full, which theirs are not."""
+        now_s = self._clock_s()
+        recent = [one for one in self._failed_s.get(bundle, ()) if now_s - one < _FAILING_S]
+        self._failed_s[bundle] = [*recent, now_s]
+        if len(recent) + 1 >= _FAILURES_MAX:
+            self._refused_until_s[bundle] = now_s + _REFUSAL_S
+            self._publish()
+
     def _put_off(self, bundle: BundleRange) -> None:
         """Leave a bundle alone for a while: after each failure for longer."""
         longest_s = max(1.0, self._lease_s / 2)
@@ -592,6 +612,7 @@ class LeaseOwners:
             closing=frozenset(self._closing),
             ready=frozenset(self._ready),
             pinned=frozenset(self._pinned),
+            refused=frozenset(one for one, until_s in self._refused_until_s.items() if self._clock_s() < until_s),
             wanted=dict(self._wanted),
             is_leaving=self._is_leaving,
         )

@@ -22,7 +22,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FORMAT: Final = "postdate member 1"
-_LISTS: Final = ("opened", "opening", "closing", "ready", "pinned")
+_LISTS: Final = ("opened", "opening", "closing", "ready", "pinned", "refused")
 
 
 def encode_member(member: Member) -> bytes:

@@ -31,6 +31,7 @@ class Member(NamedTuple):
         closing: Those of `opened` that it is closing.
         ready: Those that it waits for, and has warmed.
         pinned: Those that came by a transfer, and stay while it lives.
+        refused: Those that it could not open several times, or lost soon: others are to have them.
         wanted: Transfers that it was asked for, to which member.
         load: Messages a second.
         is_leaving: Whether it is closing all.
@@ -45,6 +46,7 @@ class Member(NamedTuple):
     closing: frozenset[BundleRange] = frozenset()
     ready: frozenset[BundleRange] = frozenset()
     pinned: frozenset[BundleRange] = frozenset()
+    refused: frozenset[BundleRange] = frozenset()
     wanted: Mapping[BundleRange, str] = {}
     load: float = 0.0
     is_leaving: bool = False

@@ -2,6 +2,7 @@
 
     keep    each member keeps what it has, up to its share; above it, the bundles of the highest weight
     give    what is left goes to members below their share, the highest weight of all first
+    refuse  a bundle that some member cannot open goes to another one, as long as there is one
     weight  a hash of bundle and member (rendezvous hashing, Thaler and Ravishankar 1996)
 
 So the death of a member moves its bundles alone, and one that joins gets its share and no more. All who see the same
@@ -29,7 +30,7 @@ def place(bundles: Sequence[BundleRange], members: Iterable[Member]) -> Plan:
     staying = {one.id: one for one in members if not one.is_leaving}
     if not staying:
         return {}
-    plan = _pins(bundles, staying)
+    plan = _elsewhere(bundles, staying) | _pins(bundles, staying)
     free = [one for one in bundles if one not in plan]
     kept = _held(free, staying)
     shares = _shares(len(free), staying, {member_id: len(held) for member_id, held in kept.items()})
@@ -78,6 +79,17 @@ def _pins(bundles: Sequence[BundleRange], staying: Mapping[str, Member]) -> dict
     for one in ordered:
         pins |= {bundle: to for bundle, to in one.wanted.items() if to in staying and bundle in bundles}
     return pins
+
+
+def _elsewhere(bundles: Sequence[BundleRange], staying: Mapping[str, Member]) -> dict[BundleRange, str]:
+    """Return who is to have the bundles that some cannot open, and others perhaps can."""
+    found: dict[BundleRange, str] = {}
+    for bundle in bundles:
+        willing = [one for one in staying.values() if bundle not in one.refused]
+        if willing and len(willing) < len(staying):
+            holder = holder_of(bundle, willing)
+            found[bundle] = (holder or max(willing, key=partial(_weight, bundle))).id
+    return found
 
 
 def _held(free: Sequence[BundleRange], staying: Mapping[str, Member]) -> dict[str, list[BundleRange]]:

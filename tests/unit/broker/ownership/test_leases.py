@@ -165,6 +165,63 @@ def test_a_bundle_whose_opening_outlives_the_lease_is_closed_before_it_is_opened
     run_members(scenario)
 
 
+def test_a_bundle_that_a_service_cannot_open_goes_to_another_one() -> None:
+    """Its disk may be full, or its cache damaged, and that service lives on."""
+
+    async def scenario() -> None:
+        world = MemberWorld()
+        await world.start("a", "b")
+        await world.until(world.is_whole, 2)
+        before = set(world.keeper("a").opened)
+        world.keeper("b").failures = 1_000
+
+        world.kill("a")
+        await asyncio.sleep(30)
+        assert set(world.owners()) == set(world.bundles) - before
+        assert len(world.services["b"].problems()) == 2
+        await world.prepare("c")
+
+        await world.until(world.is_whole, 30)
+        assert world.keeper("c").opened >= before
+        await asyncio.sleep(200)
+        assert world.is_whole()
+        assert world.moves() == 4 + 2 + 1, "one of the others, as an equal share of those"
+        world.keeper("b").failures = 0
+        await world.stop("c")
+        await world.until(world.is_whole, 60)
+
+    run_members(scenario)
+
+
+def test_a_look_up_waits_for_the_owner_after_a_dead_one() -> None:
+    async def scenario() -> None:
+        world = MemberWorld()
+        await world.start("a", "b")
+        await world.until(world.is_whole, 2)
+        asked = world.services["b"]
+        bundle, kept = min(world.keeper("a").opened), min(world.keeper("b").opened)
+
+        world.kill("a")
+        await asyncio.sleep(5)
+        assert (asked.is_moving(bundle), asked.is_moving(kept)) == (True, False)
+        began_s = world.loop.time()
+        await asked.moved(bundle)
+
+        assert bundle in world.keeper("b").opened
+        assert 5 < world.loop.time() - began_s < 8
+        owner = asked.owner_of(bundle)
+        assert owner is not None
+        assert owner.name == "b"
+
+        world.faults.is_gone = True
+        await world.until(lambda: not world.owners(), 10.1)
+        began_s = world.loop.time()
+        await asked.moved(bundle)
+        assert world.loop.time() - began_s == pytest.approx(15, abs=0.1)
+
+    run_members(scenario)
+
+
 def test_a_lapse_ends_a_hand_over_that_waits_for_the_storage() -> None:
     async def scenario() -> None:
         world = MemberWorld()
