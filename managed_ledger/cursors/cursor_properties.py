@@ -61,16 +61,18 @@ class CursorPropertiesFolder:
             LedgerError: It is damaged, or of another version.
         """
         self._path = path
-        self._is_read_only = is_read_only
         self._open_read_only = open_read_only
         self._database: RocksDatabase | ReopeningDatabase
+        self._read_only: RocksDatabase | None = None
         if opened is not None:
             assert not is_read_only
             self._database = opened
             return
         # Also before opening to write, which would make a log where there is none.
-        self._database = read_only = open_read_only(path)
-        if not is_read_only:
+        read_only = open_read_only(path)
+        if is_read_only:
+            self._database = self._read_only = read_only
+        else:
             read_only.release()
             self._database = RocksDatabase.open(path, write_buffer_bytes=_WRITE_BUFFER_BYTES)
 
@@ -89,11 +91,11 @@ class CursorPropertiesFolder:
         try:
             return self._read()
         except StoreUnavailableError:
-            if not self._is_read_only or not isinstance(self._database, RocksDatabase):
+            if self._read_only is None:
                 raise
             # The service has compacted away the files that were open here: open the present ones.
-            self._database.release()
-            self._database = self._open_read_only(self._path)
+            self._read_only.release()
+            self._database = self._read_only = self._open_read_only(self._path)
             return self._read()
 
     def _read(self) -> dict[CursorName, dict[str, str]]:
@@ -111,7 +113,7 @@ class CursorPropertiesFolder:
             NameNotFoundError: There is no such cursor.
             LedgerError: They could not be written.
         """
-        assert not self._is_read_only
+        assert self._read_only is None
         ids = self._cursor_ids()
         batch = self._database.new_batch()
         for name, properties in changed.items():
@@ -122,8 +124,8 @@ class CursorPropertiesFolder:
 
     def close(self) -> None:
         """Let go of the folder."""
-        if self._is_read_only and isinstance(self._database, RocksDatabase):
-            self._database.release()
+        if self._read_only is not None:
+            self._read_only.release()
         else:
             self._database.close()
 
