@@ -15,10 +15,8 @@ import pytest
 
 from tests.helpers.services import foreign_clients, pulsars_answers, real_pulsar, real_tracker
 from tests.helpers.services.kinds import KINDS, require_tools
-from tests.helpers.services.prefix_services import prefix_settings
 from tests.helpers.services.programs.clients import Clients
 from tests.helpers.services.services import POSTDATE, RunningService, make_guarded, make_service
-from tests.helpers.storages.s3_servers import MinioServer
 
 ON_PREFIX = "on_prefix"
 TOLD_ON_PREFIX = frozenset(
@@ -91,6 +89,10 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A running service, shared by the whole session."""
     if request.param == ON_PREFIX:
+        # Imported late: boto3 takes half a second.
+        from tests.helpers.services.prefix_services import prefix_settings
+        from tests.helpers.storages.s3_servers import MinioServer
+
         server = MinioServer(tmp_path_factory.mktemp("s3"))
         settings = prefix_settings(server, "shared", tmp_path_factory.mktemp("cache"))
         on_prefix = make_service(POSTDATE, tmp_path_factory.mktemp(ON_PREFIX), settings)
