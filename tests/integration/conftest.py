@@ -16,16 +16,44 @@ import pytest
 from tests.helpers.services import foreign_clients, pulsars_answers, real_pulsar, real_tracker
 from tests.helpers.services.kinds import KINDS, require_tools
 from tests.helpers.services.programs.clients import Clients
-from tests.helpers.services.services import RunningService, make_guarded, make_service
+from tests.helpers.services.services import POSTDATE, RunningService, make_guarded, make_service
+
+ON_PREFIX = "on_prefix"
+TOLD_ON_PREFIX = frozenset(
+    {
+        "test_a_delay_outlives_its_consumer",
+        "test_a_nacked_message_stays_with_its_key",
+        "test_a_seek_moves_every_consumer_of_the_subscription",
+        "test_a_subscription_that_is_gone_starts_afresh",
+        "test_a_topics_policies_stand_over_its_namespaces",
+        "test_delayed_messages_stay_in_order_within_their_key",
+        "test_each_key_stays_in_order_while_consumers_come_and_go",
+        "test_many_due_at_one_instant_come_once_and_in_order",
+        "test_seeking_a_time_brings_what_was_published_since",
+        "test_seeking_back_keeps_the_delay_and_delivers_once",
+        "test_what_is_published_while_delays_are_off_is_delivered_at_once",
+        "test_what_was_not_acknowledged_waits_for_the_next_consumer",
+    }
+)
+"""The tests that run on a prefix of MinIO as well; `test_client_failover.py` has those with kills."""
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a real Pulsar has answered before, unless it is to be asked again."""
+    """Leave out what a real Pulsar has answered before, unless it is to be asked again; and most on a prefix."""
+    items[:] = [one for one in items if not _is_on_prefix(one) or one.originalname in TOLD_ON_PREFIX]
     if not config.getoption("--ask-pulsar"):
         pulsars_answers.leave_out_answered(config, items)
+
+
+def _is_on_prefix(item: pytest.Item) -> bool:
+    return (
+        isinstance(item, pytest.Function)
+        and getattr(item, "callspec", None) is not None
+        and (item.callspec.params.get("service") == ON_PREFIX)
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,9 +85,22 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return getattr(val, "name", None) if type(val).__module__ == "_pulsar" else None
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=[*KINDS, pytest.param(ON_PREFIX, marks=pytest.mark.s3_server)])
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A running service, shared by the whole session."""
+    if request.param == ON_PREFIX:
+        # Imported late: boto3 takes half a second.
+        from tests.helpers.services.prefix_services import prefix_settings
+        from tests.helpers.storages.s3_servers import MinioServer
+
+        server = MinioServer(tmp_path_factory.mktemp("s3"))
+        settings = prefix_settings(server, "shared", tmp_path_factory.mktemp("cache"))
+        on_prefix = make_service(POSTDATE, tmp_path_factory.mktemp(ON_PREFIX), settings)
+        on_prefix.start()
+        yield on_prefix
+        on_prefix.stop()
+        server.stop()
+        return
     require_tools(request.param)
     running = make_service(request.param, tmp_path_factory.mktemp(request.param))
     running.start()

@@ -105,9 +105,9 @@ def _shares(count: int, staying: Mapping[str, Member], held: Mapping[str, int]) 
     """Return how many each is to have; what cannot be divided goes to those that have more already, then by hash."""
     share, more = divmod(count, len(staying))
 
-    def rank(member_id: str) -> tuple[int, bytes]:
-        # A member with its bare share ranks as one with none: else the first to open a bundle would change the shares.
-        return max(held[member_id] - share, 0), _hash(staying[member_id].name, member_id)
+    def rank(member_id: str) -> tuple[bool, bytes]:
+        # Not by how many more: each bundle that is opened or closed on the way to the plan would change the shares.
+        return held[member_id] > share, _hash(staying[member_id].name, member_id)
 
     ranked = sorted(staying, key=rank, reverse=True)
     return {member_id: share + (number < more) for number, member_id in enumerate(ranked)}
