@@ -121,14 +121,18 @@ class Upload(NamedTuple):
 class S3Client:
     """One bucket. Opening it asks nothing of the server."""
 
-    def __init__(self, config: S3Config) -> None:
+    def __init__(self, config: S3Config, requests: S3Requests | None = None) -> None:
         """Find credentials and region.
+
+        Args:
+            config: Server and bucket.
+            requests: Counts what is asked, also by others; None for counts of its own.
 
         Raises:
             StorageAccessError: The AWS chain's own files are wrong.
         """
         self._bucket = config.bucket
-        self.requests = S3Requests()
+        self.requests = S3Requests() if requests is None else requests
         """What was asked of the server."""
         self._write_options: dict[str, str] = {}
         if config.server_side_encryption is not None:

@@ -16,7 +16,7 @@ from snapshot_storage.errors import StorageBusyError, StorageUnavailableError
 from snapshot_storage.s3.client import S3Client
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.location import S3Location
-from snapshot_storage.s3.requests import RequestCounts
+from snapshot_storage.s3.requests import S3Requests
 
 T = TypeVar("T")
 
@@ -112,9 +112,10 @@ class S3Objects:
             return None
         return [one.name for one in found if self._root.startswith(one.prefix) or one.prefix.startswith(self._root)]
 
-    def request_counts(self) -> RequestCounts:
-        """Return what was asked of the server so far."""
-        return self._client.requests.counts()
+    @property
+    def requests(self) -> S3Requests:
+        """Counts what is asked of the server."""
+        return self._client.requests
 
     def close(self) -> None:
         self._client.close()

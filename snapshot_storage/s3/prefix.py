@@ -28,6 +28,7 @@ from snapshot_storage.objects.keys import Serials, bucket_id_of, list_prefix, ma
 from snapshot_storage.recently_used import RecentlyUsed
 from snapshot_storage.s3.client import ObjectPiece, S3Client
 from snapshot_storage.s3.config import S3Config
+from snapshot_storage.s3.requests import S3Requests
 from snapshot_storage.s3.writing import S3Writing
 from snapshot_storage.storage import METADATA_ENTRY, BucketSnapshotHead, BucketSnapshotInfo
 from snapshot_storage.threaded import BlockingSnapshots
@@ -45,19 +46,22 @@ _BUCKET_IDS: Final = range(2**63)
 class S3Snapshots(BlockingSnapshots):
     """An open bucket and prefix."""
 
-    def __init__(self, config: S3Config, *, is_read_only: bool, job: str = "") -> None:
+    def __init__(
+        self, config: S3Config, *, is_read_only: bool, job: str = "", requests: S3Requests | None = None
+    ) -> None:
         """Open it; to write, remove abandoned uploads.
 
         Args:
             config: Server, bucket and prefix.
             is_read_only: Ask and read only.
             job: Marks what is written: see `delete_of_job`.
+            requests: Counts what is asked; None for counts of its own.
 
         Raises:
             StorageAccessError: Credentials, rights, names or clocks are wrong.
             StorageUnavailableError: The server does not answer.
         """
-        self._client = S3Client(config)
+        self._client = S3Client(config, requests)
         self._prefix = config.prefix
         self._is_read_only = is_read_only
         self._job = job

@@ -21,6 +21,7 @@ from snapshot_storage.errors import (
 from snapshot_storage.s3.config import S3Config
 from snapshot_storage.s3.folder_id import config_of_folder
 from snapshot_storage.s3.prefix import S3Snapshots
+from snapshot_storage.s3.requests import S3Requests
 from snapshot_storage.storage import BucketSnapshotInfo
 from snapshot_storage.threaded import ThreadedBucketSnapshotStorage
 
@@ -43,6 +44,7 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         is_read_only: bool = False,
         folder: Path | None = None,
         job: str = "",
+        requests: S3Requests | None = None,
     ) -> None:
         """Remember where; `start` asks whether the bucket can be used, and does not create it.
 
@@ -52,6 +54,7 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
             folder: The data folder whose snapshots these are: they are under its id (`folder_id`), which is made where
                 it has none. None means those right under the prefix.
             job: The id of a job whose processes write at the same time; `delete_of_job` finds what they wrote by it.
+            requests: Counts what is asked of the server; None for counts of its own.
 
         Raises:
             ValueError: No bucket is named.
@@ -63,12 +66,13 @@ class S3BucketSnapshotStorage(ThreadedBucketSnapshotStorage[S3Snapshots]):
         self._is_read_only = is_read_only
         self._folder = folder
         self._job = job
+        self._requests = requests
 
     def _open_snapshots(self) -> S3Snapshots:
         config = self._config
         if self._folder is not None:
             config = config_of_folder(config, self._folder, is_read_only=self._is_read_only)
-        return S3Snapshots(config, is_read_only=self._is_read_only, job=self._job)
+        return S3Snapshots(config, is_read_only=self._is_read_only, job=self._job, requests=self._requests)
 
     async def list_bucket_snapshots(
         self, topic_name: str | None = None, cursor_name: str | None = None

@@ -36,7 +36,7 @@ from postdate.index.prefix_place import bundle_snapshots, place_id
 from snapshot_storage.errors import SnapshotStorageError
 from snapshot_storage.memory import MemoryBucketSnapshotStorage
 from snapshot_storage.s3.config import S3Config
-from snapshot_storage.s3.requests import RequestCounts
+from snapshot_storage.s3.requests import RequestCounts, S3Requests
 from snapshot_storage.storage import BucketSnapshotStorage
 
 logger = logging.getLogger(__name__)
@@ -60,8 +60,9 @@ class CheckedObjects(ObjectStore, Protocol):
     def expiring_rules(self) -> Sequence[str] | None:
         """Name the bucket's rules that would take some of these objects away; None where it does not tell."""
 
-    def request_counts(self) -> RequestCounts:
-        """Return what was asked of the server so far."""
+    @property
+    def requests(self) -> S3Requests:
+        """Counts what is asked of the server."""
 
 
 class ObjectPlace:
@@ -200,7 +201,8 @@ class ObjectPlace:
         # Boto3 is an extra, and slow to import.
         from snapshot_storage.s3.snapshots import S3BucketSnapshotStorage
 
-        return S3BucketSnapshotStorage(bundle_snapshots(self._config.snapshots_s3, self._config.data_s3, bundle))
+        s3 = bundle_snapshots(self._config.snapshots_s3, self._config.data_s3, bundle)
+        return S3BucketSnapshotStorage(s3, requests=self.objects.requests)
 
     async def shared_settings(self) -> SettingsStore:
         """Return what is of no single topic.
@@ -211,8 +213,8 @@ class ObjectPlace:
         return await SharedSettings.open(self.objects)
 
     def request_counts(self) -> RequestCounts:
-        """Return what was asked of the server for logs, members and settings, for the metrics."""
-        return self.objects.request_counts()
+        """Return what was asked of the servers, for the metrics."""
+        return self.objects.requests.counts()
 
     async def close(self) -> None:
         """Leave the prefix, once all logs are closed."""

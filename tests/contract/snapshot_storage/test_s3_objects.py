@@ -148,7 +148,7 @@ def test_requests_are_counted_with_their_outcomes_and_bytes(s3_servers: Callable
     assert objects.read("log/2") is None
     objects.delete_all(["log/1"])
 
-    counts = objects.request_counts()
+    counts = objects.requests.counts()
     assert counts.requests == {
         ("put_object", "done"): 1,
         ("put_object", "condition"): 1,
@@ -170,7 +170,7 @@ def test_requests_are_counted_with_their_outcomes_and_bytes(s3_servers: Callable
         busy = S3Objects(canned.config(), no_wait)
         with pytest.raises(StorageBusyError):
             busy.read("log/1")
-    assert busy.request_counts().requests == {("get_object", "busy"): 6}
+    assert busy.requests.counts().requests == {("get_object", "busy"): 6}
 
 
 def test_credentials_that_expire_while_it_runs_are_taken_anew_and_nothing_is_taken_for_anothers(
