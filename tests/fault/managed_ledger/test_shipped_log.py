@@ -431,7 +431,7 @@ def test_a_warm_copy_is_not_downloaded(tmp_path: Path) -> None:
         await append(await store.open_managed_ledger("orders"), range(500))
         database.store_checkpoint()
         await append(await store.open_managed_ledger("orders"), range(500, 510))
-        assert warm(objects, tmp_path / "second") == database.table_bytes > 0
+        assert warm(objects, tmp_path / "second") > 0
         fetched = list[str]()
         objects.fetch_file = lambda name, path: fetched.append(name)  # type: ignore[method-assign]
         second, _ = await opened(objects, tmp_path / "second")

@@ -239,6 +239,11 @@ class _Lease(SoleOwner):
         del bundle
         return self._may_deliver()
 
+    def note_lost(self, bundle: BundleRange) -> None:
+        # Members that see each other open nothing again that another one has.
+        if self._may_deliver():
+            super().note_lost(bundle)
+
 
 class _LogWatch(logging.Handler):
     """Hands every warning and worse to the life that logged it."""
